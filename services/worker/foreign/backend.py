@@ -14,15 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    AttentionInterface,
-    AutoModelForCausalLM,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from services.worker.foreign.chunk_equivalence import logits_in_chunks, random_texts, whole_logits
+from services.worker.foreign.families import find_family, of_texts, text_trunk
 from services.worker.foreign.model import ATTENTION, TransformersLM
 from services.worker.foreign.quantized import check_loaded, load_quantized
 from services.worker.machine.kv_groups import KVSpec, group_layers
@@ -86,7 +82,7 @@ def load(
         model = load_quantized(folder, config, quantization, dtype, device.type)
     else:
         with errors_as_config_errors():
-            model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
+            model = _dummy(config, dtype) if is_dummy else _pretrained(folder, config, dtype)
     model.eval().requires_grad_(requires_grad=False).to(device)
     layers = _look(model, text_config, capacity.max_model_len)
     shape = _shape_of(model, text_config, layers, capacity, dtype, codes)
@@ -116,13 +112,20 @@ def can_serve(folder: Path, max_model_len: int) -> bool:
         config, quantization = _read_config(folder, max_model_len)
         if quantization:
             find_scheme(quantization)
-        # transformers' product of experts has no float32 without memory.
         with errors_as_config_errors(), torch.device("meta"):
-            model = _from_config(config, torch.bfloat16)
+            model = _without_experts(_from_config(config, torch.bfloat16))
         _look(model.eval(), config.get_text_config(), max_model_len)
     except ConfigError:
         return False
     return True
+
+
+def _without_experts(model: PreTrainedModel) -> PreTrainedModel:
+    """Without memory nothing tells the chosen ones; their output has the shape of their input."""
+    for module in model.modules():
+        if getattr(getattr(module, "down_proj", None), "ndim", 0) == 3:
+            module.forward = lambda states, *args, **kwargs: torch.zeros_like(states)
+    return model
 
 
 def _read_config(folder: Path, max_model_len: int) -> tuple[Any, dict[str, Any] | None]:
@@ -134,15 +137,7 @@ def _read_config(folder: Path, max_model_len: int) -> tuple[Any, dict[str, Any] 
         quantization = each.__dict__.pop("quantization_config", None) or quantization
     for problem in _unsupported(config.get_text_config(), max_model_len):
         raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
-    name = "/".join(config.architectures or [type(config).__name__])
-    with errors_as_config_errors():  # of the module that has the class
-        family: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if family is None:
-        raise ConfigError(
-            f"model: {name}: transformers does not load it as a decoder (AutoModelForCausalLM)"
-        )
-    if not family._supports_attention_backend:
-        raise ConfigError(f"model: {name} does not use transformers' attention interface")
+    find_family(config)
     return config, quantization or read_side_file(folder)
 
 
@@ -173,23 +168,25 @@ def _dummy(config: Any, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _from_config(config: Any, dtype: torch.dtype) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=False
+    family, config = find_family(config)
+    model: PreTrainedModel = family._from_config(
+        config, dtype=dtype, attn_implementation=of_texts(ATTENTION)
     )
     return model
 
 
-def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _pretrained(folder: Path, config: Any, dtype: torch.dtype) -> PreTrainedModel:
     """Only whole checkpoints in safetensors."""
     model: PreTrainedModel
     info: dict[str, Any]
-    load: Any = AutoModelForCausalLM.from_pretrained  # its type does not know of the info
+    family, config = find_family(config)
+    load: Any = family.from_pretrained  # its type does not know of the info
     model, info = load(
         folder,
+        config=config,
         dtype=dtype,
-        attn_implementation=ATTENTION,
+        attn_implementation=of_texts(ATTENTION),
         local_files_only=True,
-        trust_remote_code=False,
         use_safetensors=True,
         output_loading_info=True,
     )
@@ -205,7 +202,7 @@ def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, 
     layers: dict[int, LayerAttention] = {}
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
+        module: Any, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **options: Any
     ) -> tuple[Tensor, None]:
         if getattr(module, "is_causal", True) is False:
             raise ConfigError("its tokens see the ones behind them")
@@ -221,7 +218,7 @@ def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, 
     AttentionInterface.register(LOOKING_ATTENTION, attend)
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with errors_as_config_errors(), torch.inference_mode(), _attention(model, LOOKING_ATTENTION):
-        model(input_ids=ids, use_cache=False)
+        text_trunk(model)(input_ids=ids, use_cache=False)
     if not layers:
         raise ConfigError(f"model: {name} does not use transformers' attention interface")
     _check_windows(name, config, layers, max_model_len)
@@ -247,11 +244,11 @@ def _check_windows(
 
 @contextmanager
 def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    model.set_attn_implementation(name)
+    model.set_attn_implementation(of_texts(name))
     try:
         yield
     finally:
-        model.set_attn_implementation(ATTENTION)
+        model.set_attn_implementation(of_texts(ATTENTION))
 
 
 def _shape_of(

@@ -16,6 +16,7 @@ from kernels import paged_attention
 from kernels.kv_write import kv_write
 from kernels.linear import linear
 from kernels.paged_attention import AttentionOptions
+from services.worker.foreign.families import text_trunk
 from services.worker.layers.context import current_context
 from services.worker.models import TorchCausalLM
 
@@ -67,9 +68,8 @@ class TransformersLM(TorchCausalLM):
         nn.Module.__init__(self)
         product = _replace_head(model)
         self.vocab_size, self.hidden_size = product.weight.shape
-        name = model.base_model_prefix
-        self.base = getattr(model, name)
-        setattr(model, name, _GivenStates())
+        self.base = text_trunk(model)
+        setattr(model, model.base_model_prefix, _GivenStates())
         self.head = model
 
     def put_groups(self, layer_groups: Sequence[int]) -> None:

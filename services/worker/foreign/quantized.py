@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from services.worker.foreign.coded import CodedExperts, CodedLinear, stack_experts
+from services.worker.foreign.families import find_family, of_texts
 from services.worker.foreign.model import ATTENTION
 from services.worker.foreign.tensor_places import STACKS, Places, Stored, find_places
 from services.worker.layers.weights import Quantized, Weight, are_alike, joined
@@ -36,10 +37,11 @@ def load_quantized(
     scheme = find_scheme(quantization)
     log.info("the weights are quantised already: %s", scheme)
     checkpoint = open_checkpoint(weight_files(folder))
+    family, config = find_family(config)
     with errors_as_config_errors(), torch.device("meta"):
-        empty: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        empty: Any = family._from_config(config, dtype=dtype)
     places = find_places(checkpoint, scheme, empty)
-    load: Any = _without_codes(type(empty), places).from_pretrained
+    load: Any = _without_codes(family, places).from_pretrained
     model: PreTrainedModel
     with errors_as_config_errors():
         model, info = load(
@@ -47,7 +49,7 @@ def load_quantized(
             config=config,
             state_dict={name: _Lazy(stored, dtype) for name, stored in places.others.items()},
             dtype=dtype,
-            attn_implementation=ATTENTION,
+            attn_implementation=of_texts(ATTENTION),
             output_loading_info=True,
         )
     check_loaded(info)

@@ -114,3 +114,6 @@ class Lfm2ForCausalLM(LfmLM):
 
     def make_mlp(self, parts: Parts, layer: int) -> GatedMLP:
         return parts.mlp(size=self.config.inner_size, names=NAMES)
+
+
+Lfm2VlForConditionalGeneration = Lfm2ForCausalLM  # for texts

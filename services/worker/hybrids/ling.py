@@ -1,5 +1,6 @@
-"""Ling and Ring with lightning attention: the last layer of a group attends to latents (2.5, 2.6),
-or to keys and values of heads (Ring-linear 2.0); all but the first layers have experts."""
+"""Ling and Ring. Most have lightning attention: the last layer of a group attends to latents (2.5,
+2.6), or to keys and values of heads (Ring-linear 2.0), as all layers of 2.0 do. All but the first
+layers have experts."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -200,3 +201,13 @@ class BailingMoeLinearV2ForCausalLM(LightningLM):
         rows = {"query_key_value": joined_rows(*shards)}
         attention.qkv_proj = Linear(config.hidden_size, rows)
         return attention
+
+
+class BailingMoeV2ForCausalLM(BailingMoeLinearV2ForCausalLM):
+    """Ling and Ring 2.0, with attention alone."""
+
+    class Config(BailingMoeLinearV2ForCausalLM.Config, frozen=True, kw_only=True):
+        layer_group_size: Num = 1
+        group_norm_size: Num = 1
+
+    config: Config

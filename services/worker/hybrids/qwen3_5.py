@@ -16,6 +16,9 @@ class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):  # noqa: N801
     """The text part."""
 
 
+MiniCPMV4_6ForConditionalGeneration = Qwen3_5ForConditionalGeneration
+
+
 class Qwen3_5MoeForCausalLM(SparseHybridLM):  # noqa: N801
     Config = SparseHybridConfig
 

@@ -13,6 +13,7 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 MODELS = {
     "BailingMoeLinearV2ForCausalLM": "services.worker.hybrids.ling",
+    "BailingMoeV2ForCausalLM": "services.worker.hybrids.ling",
     "BailingMoeV2_5ForCausalLM": "services.worker.hybrids.ling",
     "DeepseekV2ForCausalLM": "services.worker.models.deepseek_v2",
     "DeepseekV3ForCausalLM": "services.worker.models.deepseek_v3",
@@ -42,9 +43,11 @@ MODELS = {
     "Kimi_K25ForConditionalGeneration": "services.worker.models.deepseek_v3",
     "Lfm2ForCausalLM": "services.worker.hybrids.lfm2",
     "Lfm2MoeForCausalLM": "services.worker.hybrids.lfm2_moe",
+    "Lfm2VlForConditionalGeneration": "services.worker.hybrids.lfm2",
     "LlamaForCausalLM": "services.worker.models.llama",
     "LlavaForConditionalGeneration": "services.worker.media.llava",
     "MiMoForCausalLM": "services.worker.models.mimo",
+    "MiniCPMV4_6ForConditionalGeneration": "services.worker.hybrids.qwen3_5",
     "Mistral3ForConditionalGeneration": "services.worker.media.llava",
     "MistralForCausalLM": "services.worker.models.llama",
     "MixtralForCausalLM": "services.worker.models.mixtral",
@@ -73,19 +76,21 @@ SIDE_FILES = {
     "quantize_config.json": "gptq",
 }
 CAUSAL = "ForCausalLM"
+# By model_type: texts of a wrapper whose class here has others; transformers computes them.
+TEXTS = {"ministral3": ["Ministral3ForCausalLM"], "mistral4": ["Mistral4ForCausalLM"]}
 # Replaces the suffix of a family's name if the model has another head, or none.
 OTHER_HEADS = ("ForSequenceClassification", "Model")
 
 
-class _Config(msgspec.Struct):
+class _Config(msgspec.Struct, omit_defaults=True):
     architectures: list[str] = []
+    text_config: dict[str, Any] | None = None
 
 
-class _Multimodal(msgspec.Struct, omit_defaults=True):
+class _Multimodal(_Config, omit_defaults=True):
     """The config of a model that reads images too. Keys next to ``text_config`` are for all its
     parts."""
 
-    text_config: dict[str, Any] | None = None
     tie_word_embeddings: bool | None = None
     quantization_config: dict[str, Any] | None = None
 
@@ -94,15 +99,14 @@ def read_architectures(folder: Path, pools: bool = False) -> list[str]:
     """Returns the names in config.json and reads nothing else there: the config of an unknown
     architecture may lack our keys. If the model ``pools``, the names are the families' decoders,
     independent of its head. Raises ConfigError."""
-    names = decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
+    config = decode_json(find_file(folder, CONFIG_FILE), _Config)
+    names = TEXTS.get(str((config.text_config or {}).get("model_type")), config.architectures)
     return [_causal_name(name) for name in names] if pools else names
 
 
 def _causal_name(name: str) -> str:
-    for ending in OTHER_HEADS:
-        if (decoder := name.removesuffix(ending) + CAUSAL) in MODELS:
-            return decoder
-    return name
+    decoders = (name.removesuffix(ending) + CAUSAL for ending in OTHER_HEADS)
+    return next((each for each in decoders if each in MODELS), name)
 
 
 def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:

@@ -52,12 +52,8 @@ def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) ->
         config = read_model_config(folder, pools)
         return config if settings.reads_media else config.for_texts()
     except ConfigError as error:
-        forms = (
-            settings.quantization,
-            settings.lm_head_quantization,
-            settings.embedding_quantization,
-        )
-        for_our_own = set(forms) != {"none"} or settings.cpu_offload_gb or pools
+        own = settings.quantization, settings.lm_head_quantization, settings.embedding_quantization
+        for_our_own = set(own) != {"none"} or settings.cpu_offload_gb or pools
         if for_our_own or settings.speculative_config.method == "mtp":
             raise
         transformers = implementation("transformers")

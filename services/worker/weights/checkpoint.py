@@ -26,6 +26,7 @@ LAYOUTS: dict[str, str] = {
 # Modules with a ``view`` of the tensors of a family's texts by our names, by its architecture.
 VIEWS: dict[str, str] = {
     "BailingMoeLinearV2ForCausalLM": "services.worker.hybrids.ling_names",
+    "BailingMoeV2ForCausalLM": "services.worker.hybrids.ling_names",
     "BailingMoeV2_5ForCausalLM": "services.worker.hybrids.ling_names",
     "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.image_experts",
     "Gemma4ForCausalLM": "services.worker.gemma4.checkpoint",

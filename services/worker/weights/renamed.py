@@ -17,7 +17,7 @@ TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
 IMAGES = (  # and sounds
     *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
     *("vision_model.", "resampler_model.", "mm_projector."),
-    *("embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
+    *("merger.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
 )
 
 
@@ -51,6 +51,7 @@ FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
     "GraniteMoeHybridForCausalLM": GRANITE4,
     "KimiLinearForCausalLM": KIMI_LINEAR,
     "Lfm2ForCausalLM": LFM2,
+    "Lfm2VlForConditionalGeneration": LFM2,
     "Lfm2MoeForCausalLM": LFM2,
     "NemotronHForCausalLM": NEMOTRON_H,
 }
@@ -101,9 +102,8 @@ def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` by our names, if its family has others."""
     for name in config.architectures:
         if names := FAMILIES.get(name):
-            return Renamed(checkpoint, names)
-    text = TextPart(checkpoint)
-    for name in config.architectures:
+            return TextPart(Renamed(checkpoint, names))
         if module := VIEWS.get(name):
+            text = TextPart(checkpoint)
             return cast(Checkpoint, import_module(module).view(text, config))
-    return text
+    return TextPart(checkpoint)

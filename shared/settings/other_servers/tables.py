@@ -84,8 +84,7 @@ STATISTICS = "/metrics has them"
 
 SWITCHES = {
     ADAPTERS: """
-        enable_lora_bias enable_prompt_adapter enable_tower_connector_lora
-        fully_sharded_loras
+        enable_lora_bias enable_prompt_adapter enable_tower_connector_lora fully_sharded_loras
     """,
     ALWAYS_CHUNKED: "disable_chunked_mm_input enable_chunked_prefill enable_mixed_chunk",
     ALWAYS_AHEAD: """
@@ -97,11 +96,10 @@ SWITCHES = {
         calculate_kv_scales disable_cascade_attn disable_cuda_graph_padding
         disable_custom_all_reduce disable_flashinfer disable_sequence_parallel_moe
         disable_shared_experts_fusion enable_dbo enable_dp_lm_head
-        enable_flashinfer_allreduce_fusion enable_flashinfer_autotune
-        enable_layerwise_nvtx_tracing enable_mscclpp enable_nccl_nvls enable_p2p_check
-        enable_piecewise_cuda_graph enable_profile_cuda_graph enable_symm_mem
-        enable_torch_compile enable_torch_symm_mem flashinfer_mla_disable_ragged
-        lm_head_fp32 ray_workers_use_nsight skip_server_warmup
+        enable_flashinfer_allreduce_fusion enable_flashinfer_autotune enable_layerwise_nvtx_tracing
+        enable_mscclpp enable_nccl_nvls enable_p2p_check enable_piecewise_cuda_graph
+        enable_profile_cuda_graph enable_symm_mem enable_torch_compile enable_torch_symm_mem
+        flashinfer_mla_disable_ragged lm_head_fp32 ray_workers_use_nsight skip_server_warmup
         triton_attention_reduce_in_fp32 use_cudagraph use_warmup
     """,
     DATA_PARALLEL: """
@@ -109,16 +107,15 @@ SWITCHES = {
         disable_nccl_for_dp_synchronization enable_dp_attention headless
     """,
     GRAMMARS: """
-        constrained_json_disable_any_whitespace
-        guided_decoding_disable_additional_properties
+        constrained_json_disable_any_whitespace guided_decoding_disable_additional_properties
         guided_decoding_disable_any_whitespace guided_decoding_disable_fallback
     """,
     HYBRID: "disable_hybrid_kv_cache_manager disable_hybrid_swa_memory",
+    "states are float32": "enable_mamba_cache_stochastic_rounding",
     MEDIA: """
-        disable_fast_image_processor disable_mm_preprocessor_cache enable_mm
-        enable_mm_embeds enable_multimodal enable_multimodal_encoder_data_parallel
-        interleave_mm_strings keep_mm_feature_on_device
-        mm_enable_dp_encoder mm_encoder_only skip_mm_profiling
+        disable_fast_image_processor disable_mm_preprocessor_cache enable_mm enable_mm_embeds
+        enable_multimodal enable_multimodal_encoder_data_parallel interleave_mm_strings
+        keep_mm_feature_on_device mm_enable_dp_encoder mm_encoder_only skip_mm_profiling
     """,
     OFFLOADED: "enable_hierarchical_cache enable_output_caching kv_sharing_fast_prefill",
     ONE_BALANCE: "enable_eplb eplb_log_balancedness",
@@ -150,9 +147,8 @@ SWITCHES = {
 }
 VALUES = {
     ADAPTERS: """
-        default_mm_loras long_lora_scaling_factors lora_backend lora_dtype
-        lora_extra_vocab_size lora_target_modules max_prompt_adapters prompt_adapters
-        qlora_adapter_name_or_path
+        default_mm_loras long_lora_scaling_factors lora_backend lora_dtype lora_extra_vocab_size
+        lora_target_modules max_prompt_adapters prompt_adapters qlora_adapter_name_or_path
     """,
     ALWAYS_CHUNKED: "max_prefill_tokens prefill_max_requests",
     ALWAYS_AHEAD: """
@@ -162,28 +158,26 @@ VALUES = {
     """,
     ONE_POOL: "kv_cache_ratio static_decode_blocks",
     CHOICE_OF_KERNELS: """
-        additional_config all2all_backend attention_backend attention_config
-        bf16_gemm_backend compilation_config cuda_graph_max_bs dbo_decode_token_threshold
-        dbo_prefill_token_threshold decode_attention_backend deepep_mode device_ids
-        dist_timeout distributed_executor_backend distributed_timeout_seconds
-        flashinfer_mxfp4_moe_precision fp4_gemm_backend fp8_gemm_backend
+        additional_config all2all_backend attention_backend attention_config bf16_gemm_backend
+        compilation_config cuda_graph_max_bs dbo_decode_token_threshold dbo_prefill_token_threshold
+        decode_attention_backend deepep_mode device_ids dist_timeout distributed_executor_backend
+        distributed_timeout_seconds flashinfer_mxfp4_moe_precision fp4_gemm_backend fp8_gemm_backend
         graph_optimization_config kernel_config kv_cache_dtype_skip_layers linear_backend
-        mamba_backend max_cudagraph_capture_size max_parallel_loading_workers
-        max_seq_len_to_capture moba_attention_config moe_a2a_backend moe_backend
-        moe_runner_backend optimization_level override_attention_dtype performance_mode
-        plas_attention_config prefill_attention_backend profiler_config sampling_backend
-        torch_compile_max_bs torchao_config ubatch_size worker_cls worker_extension_cls
+        mamba_backend max_cudagraph_capture_size max_parallel_loading_workers max_seq_len_to_capture
+        moba_attention_config moe_a2a_backend moe_backend moe_runner_backend optimization_level
+        override_attention_dtype performance_mode plas_attention_config prefill_attention_backend
+        profiler_config sampling_backend torch_compile_max_bs torchao_config ubatch_size worker_cls
+        worker_extension_cls
     """,
     DATA_PARALLEL: """
-        data_parallel_address data_parallel_backend data_parallel_rank
-        data_parallel_rpc_port data_parallel_size_local data_parallel_start_rank
-        dist_init_addr ips load_balance_method local_data_parallel_id nccl_port router
-        scheduler_db scheduler_host scheduler_name scheduler_password scheduler_port
-        scheduler_topic scheduler_ttl
+        data_parallel_address data_parallel_backend data_parallel_rank data_parallel_rpc_port
+        data_parallel_size_local data_parallel_start_rank dist_init_addr ips load_balance_method
+        local_data_parallel_id nccl_port router scheduler_db scheduler_host scheduler_name
+        scheduler_password scheduler_port scheduler_topic scheduler_ttl
     """,
     "a split of one sequence's keys over ranks is not supported; see tensor-parallel-size": """
         attn_cp_size cp_kv_cache_interleave_size dcp_kv_cache_interleave_size
-        decode_context_parallel_size prefill_context_parallel_size
+        dcp_comm_backend decode_context_parallel_size prefill_context_parallel_size
     """,
     GRAMMARS: """
         constrained_json_whitespace_pattern grammar_backend guided_decoding_backend
@@ -192,7 +186,7 @@ VALUES = {
     HYBRID: """
         linear_attn_backend mamba_block_size mamba_cache_dtype mamba_cache_mode
         mamba_full_memory_ratio mamba_scheduler_strategy mamba_ssm_cache_dtype
-        mamba_ssm_dtype max_mamba_cache_size swa_full_tokens_ratio
+        mamba_cache_philox_rounds mamba_ssm_dtype max_mamba_cache_size swa_full_tokens_ratio
     """,
     MEDIA: """
         allowed_local_media_path ec_transfer_config image_max_pixels
@@ -201,12 +195,11 @@ VALUES = {
         mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_tensor_ipc video_pruning_rate
     """,
     OF_THE_FOLDER: """
-        chat_template_content_format code_revision completion_template config_format
-        convert deploy_modality dtype_override hf_config_path hf_overrides
-        json_model_override_args load_choices model_config_parser override_neuron_config
-        quantization_param_path rope_scaling rope_theta task tokenizer tokenizer_backend
-        tokenizer_mode tokenizer_path tokenizer_pool_extra_config tokenizer_pool_size
-        tokenizer_pool_type tokenizer_revision
+        chat_template_content_format code_revision completion_template config_format convert
+        deploy_modality dtype_override hf_config_path hf_overrides json_model_override_args
+        load_choices model_config_parser override_neuron_config quantization_param_path rope_scaling
+        rope_theta task tokenizer tokenizer_backend tokenizer_mode tokenizer_path
+        tokenizer_pool_extra_config tokenizer_pool_size tokenizer_pool_type tokenizer_revision
     """,
     "nothing is downloaded; the Hugging Face cache is HF_HUB_CACHE": "download_dir hf_token",
     "safetensors are read as they are": """
@@ -214,10 +207,9 @@ VALUES = {
         safetensors_load_strategy weight_loader_prefetch_num_threads
     """,
     OFFLOADED: """
-        cpu_offload_params hicache_io_backend hicache_mem_layout hicache_ratio
-        hicache_size hicache_storage_backend hicache_write_policy kv_offloading_backend
-        kvcache_storage_backend max_total_tokens preemption_mode radix_eviction_policy
-        swap_space
+        cpu_offload_params hicache_io_backend hicache_mem_layout hicache_ratio hicache_size
+        hicache_storage_backend hicache_write_policy kv_offloading_backend kvcache_storage_backend
+        max_total_tokens preemption_mode radix_eviction_policy swap_space
     """,
     ONE_BALANCE: """
         ep ep_num_redundant_experts ep_size eplb_config eplb_step_interval
@@ -225,9 +217,8 @@ VALUES = {
         expert_placement_strategy init_expert_location num_redundant_experts
     """,
     PLUGINS: """
-        custom_sigquit_handler early_stop_config io_processor_plugin
-        logits_processor_pattern logits_processors middleware reasoning_config
-        reasoning_parser_plugin
+        custom_sigquit_handler early_stop_config io_processor_plugin logits_processor_pattern
+        logits_processors middleware reasoning_config reasoning_parser_plugin
         tool_call_parser_plugin tool_parser_plugin tool_server
     """,
     PORTS: """
@@ -237,11 +228,10 @@ VALUES = {
     PROMPT_HEADERS: "allowed_headers allowed_methods",
     SERVER: """
         bucket_time_to_first_token crash_dump_folder disable_access_log_for_endpoints
-        fail_on_environ_validation fastapi_root_path file_storage_path
-        h11_max_header_count h11_max_incomplete_event_size log_config_file log_level_http
-        log_requests_level max_log_len max_waiting_time preferred_sampling_params
-        response_role root_path shutdown_timeout ssl_ciphers warmups watchdog_timeout
-        weight_transfer_config weight_version
+        fail_on_environ_validation fastapi_root_path file_storage_path h11_max_header_count
+        h11_max_incomplete_event_size log_config_file log_level_http log_requests_level max_log_len
+        max_waiting_time preferred_sampling_params response_role root_path shutdown_timeout
+        ssl_ciphers warmups watchdog_timeout weight_transfer_config weight_version
     """,
     SPECULATIVE: """
         ngram_prompt_lookup_max ngram_prompt_lookup_min num_speculative_tokens

@@ -41,6 +41,13 @@ GRANITE = {
     "attention_multiplier": 0.2,
 }
 FAMILIES: dict[str, dict[str, Any]] = {
+    "AfmoeForCausalLM": {
+        "head_dim": 16,
+        "num_experts": 4,
+        "num_dense_layers": 1,
+        **EXPERTS,
+        **SLIDES,
+    },
     "Qwen3MoeForCausalLM": {"head_dim": 16, "num_experts": 4, **EXPERTS},
     "DeepseekV3ForCausalLM": {**SHARED_EXPERTS, **LATENT},
     "MiMoV2FlashForCausalLM": {

@@ -21,6 +21,10 @@ class RingConfig(PreTrainedConfig):
     model_type = "ring_reference"
 
 
+class LingTwoConfig(PreTrainedConfig):
+    model_type = "ling_2_reference"
+
+
 class Norm(nn.Module):
     """Of ``num`` parts, each by itself."""
 
@@ -295,7 +299,14 @@ class BailingMoeLinearV2ForCausalLM(Reference):
     full = Heads
 
 
-for model in (BailingMoeV2_5ForCausalLM, BailingMoeLinearV2ForCausalLM):
+class BailingMoeV2ForCausalLM(Reference):
+    """Ling 2.0."""
+
+    config_class = LingTwoConfig
+    full = Heads
+
+
+for model in (BailingMoeV2_5ForCausalLM, BailingMoeLinearV2ForCausalLM, BailingMoeV2ForCausalLM):
     AutoConfig.register(model.config_class.model_type, model.config_class)
     AutoModelForCausalLM.register(model.config_class, model)
 

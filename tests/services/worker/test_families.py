@@ -64,6 +64,7 @@ MULTIPLIERS = {
     "residual_multiplier": 0.5,
 }
 ELSEWHERE = (
+    "BailingMoeV2ForCausalLM",
     "Ernie4_5_ForCausalLM",
     "Glm46VForConditionalGeneration",
     "Glm4vForConditionalGeneration",
@@ -73,7 +74,9 @@ ELSEWHERE = (
     "KimiK25ForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "LlavaForConditionalGeneration",
+    "Lfm2VlForConditionalGeneration",
     "MiMoForCausalLM",
+    "MiniCPMV4_6ForConditionalGeneration",
     "Ernie4_5_VLMoeForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration",
@@ -394,8 +397,9 @@ def oracle(folder: Path) -> PreTrainedModel:
 
 
 def test_nearly_every_family_is_compared_here() -> None:
-    """MiMo is unknown to transformers; test_models.py compares it with Qwen2. test_kimi_k25.py,
-    test_texts_without_images.py and ``media`` compare texts of models that read images too."""
+    """MiMo is unknown to transformers; test_models.py compares it with Qwen2, and test_ling.py has
+    Ling 2.0. Texts of models that read images too are compared in test_kimi_k25.py,
+    test_texts_of_hybrids.py, test_texts_without_images.py and ``media``."""
     compared, others = [*CASES.values(), *HYBRIDS.values(), *GEMMA4.values()], {*ELSEWHERE}
     assert {family.__name__ for family, _ in compared} >= set(MODELS) - others
 

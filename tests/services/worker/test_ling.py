@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness.engines import KERNELS, make_engine
 from services.worker.backends.head_limits import check_delta
 from services.worker.hybrids.lightning import Lightning, LightningSpec, log_rates
 from services.worker.layers.ops import NotSupported
@@ -19,9 +19,17 @@ from services.worker.layers.parallel import Parallel
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
 from shared.wire.messages import SamplingParams
-from tests.services.worker.checkpoints import VOCAB_SIZE, change_config, random_prompts
+from tests.services.worker.checkpoints import (
+    VOCAB_SIZE,
+    assert_greedy,
+    change_config,
+    random_prompts,
+    save_model,
+)
+from tests.services.worker.driver import Driver, Job
 from tests.services.worker.forward import our_logits
 from tests.services.worker.hybrids import HYBRIDS, Sequences, load, save_hybrid
+from tests.services.worker.ling import SIZES, BailingMoeV2ForCausalLM
 from tests.services.worker.test_gated_delta import Apart, mixed, rewrite
 
 LING, RING = "ling 2.5", "ring-linear 2"
@@ -50,6 +58,25 @@ def test_drafts_are_those_of_the_published_code(tmp_path: Path, name: str) -> No
     found = Sequences(load(tmp_path), 1).draft_logits(ids, drafts)
     expected = family.from_pretrained(tmp_path).draft_logits(ids, drafts)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_without_lightning_layers_texts_and_drafts_are_those_of_the_published_code(
+    tmp_path: Path, kernels: str
+) -> None:
+    shape = SIZES | WITH_HEAD | {"layer_group_size": 1}
+    save_model(tmp_path, BailingMoeV2ForCausalLM, **shape)
+    oracle: Any = BailingMoeV2ForCausalLM.from_pretrained(tmp_path)
+    change_config(tmp_path, layer_group_size=None, group_norm_size=None)  # as published
+    prompts = random_prompts(4)
+    speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
+    engine = make_engine(tmp_path, kernels, speculative_config=speculation)
+    texts = Driver(engine, [3, 7, 1, 5]).run([Job(prompt) for prompt in prompts])
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert_greedy(oracle, prompt, text)
+    drafts = Sequences(load(tmp_path), 1).draft_logits(prompts[2], [9, 31])
+    expected = oracle.draft_logits(prompts[2], [9, 31])
+    torch.testing.assert_close(drafts, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_with_drafts_texts_are_those_without(tmp_path: Path) -> None:

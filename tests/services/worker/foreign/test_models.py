@@ -217,9 +217,9 @@ def test_an_architecture_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_transformers_does_not_load_as_a_decoder_is_refused(tmp_path: Path) -> None:
-    name = "InternVLForConditionalGeneration"
+    name = "ViTForImageClassification"
     save_model(tmp_path, LlamaForCausalLM)
-    change_config(tmp_path, architectures=[name], model_type="internvl")
+    change_config(tmp_path, architectures=[name], model_type="vit")
     with pytest.raises(ConfigError, match=f"{name}: transformers does not load it as a decoder"):
         make_engine(tmp_path)
 

@@ -58,6 +58,9 @@ def test_a_foreign_flag_is_ours(flags: str, settings: dict[str, Any]):
         ("--seed -1", "--seed has no effect: a request's seed decides"),
         ("--load-format runai_streamer", "runai_streamer has no effect: safetensors are read"),
         ("--quantization modelopt", "modelopt has no effect: a quantized checkpoint says so"),
+        ("--enable-mamba-cache-stochastic-rounding", "--enable-mamba-cache"),
+        ("--mamba-cache-philox-rounds 5", "--mamba-cache-philox-rounds has no effect: windows"),
+        ("--dcp-comm-backend a2a", "--dcp-comm-backend has no effect: a split of one"),
         ("--attention-backend FLASHINFER", "--attention-backend has no effect: kernels are not"),
     ],
 )
