@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from benchmarks.harness.engines import make_engine
 from services.worker.foreign.backend import can_serve
 from services.worker.foreign.coded import CodedLinear
+from services.worker.models.registry import MODELS, read_architectures
 from shared.errors import ConfigError
 from tests.services.worker.checkpoints import assert_greedy, random_prompts
 from tests.services.worker.driver import Driver, Job
@@ -57,7 +58,7 @@ def save_model_of(config: Any, folder: Path) -> PreTrainedModel:
 
 def assert_texts(oracle: Any, folder: Path) -> Any:
     """Texts in chunks are the oracle's. Returns the engine's model."""
-    engine = make_engine(folder)
+    engine = make_engine(folder, model_impl="transformers")
     prompts = random_prompts(4)
     texts = Driver(engine, [3, 7, 1, 5]).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):
@@ -86,6 +87,7 @@ def test_newer_texts_of_mistral_3_are_computed_by_transformers(tmp_path: Path, k
     tower = TOWER | {"model_type": "pixtral", "head_dim": 16}
     config = AutoConfig.for_model("mistral3", text_config=text, vision_config=tower)
     oracle = save_model_of(config, tmp_path)
+    assert read_architectures(tmp_path)[0] not in MODELS
     assert_texts(oracle, tmp_path)
 
 
