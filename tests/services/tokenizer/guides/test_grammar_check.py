@@ -216,10 +216,9 @@ def test_what_is_slow_once_is_tried_again(
 @pytest.mark.parametrize("num_steps", [64, 96, 130, 250])
 def test_growth_is_seen_however_far_a_machine_comes(num_steps: int):
     """Costs of an ambiguous grammar grow with the cube of the length, then stay."""
-    costs = [min(step, 100) ** 3 for step in range(num_steps)]
-    assert grammar_child._grow(costs)
-    assert not grammar_child._grow([1] * num_steps)
-    assert not grammar_child._grow([100, *[1] * (num_steps - 1)])
+    assert grammar_child._grow([min(step, 100) ** 3.0 for step in range(num_steps)])
+    assert not grammar_child._grow([1.0] * num_steps)
+    assert not grammar_child._grow([100.0, *[1.0] * (num_steps - 1)])
 
 
 async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(
