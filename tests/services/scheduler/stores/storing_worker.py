@@ -68,7 +68,7 @@ class StoringWorker(SimulatedWorker):
     num_states_loaded: int = 0
     num_windows_loaded: int = 0
     unread: set[int] = field(default_factory=set)
-    group_of: dict[int, int] = field(default_factory=dict)  # of each block
+    group_of: dict[int, int] = field(default_factory=dict)  # of each block but moved ones
     answers: list[Copied] = field(default_factory=list)
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
@@ -101,7 +101,7 @@ class StoringWorker(SimulatedWorker):
                         own.records.pop(place, None)
                         own.records[place] = key, self._content(block, place)
                         if place < FIRST_STATE:
-                            self.check_group(own, key, self.group_of[block])
+                            self.check_group(own, key, self.group_of.get(block, 0))
                         self.num_saved += 1
                 case Load(key, block, store, place, number):
                     found, content = self.stores[store].records.get(place, (b"", []))
