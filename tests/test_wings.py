@@ -100,9 +100,15 @@ WINGS = {
     ),
     "hybrids": Wing(
         (f"{WORKER}/hybrids",),
-        tuple(
-            f"tests/{WORKER}/test_{name}.py"
-            for name in ("delta_backends", "gated_delta", "kimi", "ling", "mamba", "nemotron")
+        (
+            f"tests/{WORKER}/media/test_with_states.py",
+            *(
+                f"tests/{WORKER}/test_{name}.py"
+                for name in (
+                    *("delta_backends", "gated_delta", "kimi", "ling", "mamba", "nemotron"),
+                    "texts_of_hybrids",
+                )
+            ),
         ),
     ),
     "gemma4": Wing((f"{WORKER}/gemma4",), (f"tests/{WORKER}/test_gemma4.py",)),
