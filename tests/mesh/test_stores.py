@@ -133,7 +133,7 @@ async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
 ) -> None:
     """With the texts of undisturbed streams."""
     prompts = [ids_of(number, 160) for number in range(3)]
-    num = 500 if has_windows else 120  # the other model is smaller
+    num = 500 if has_windows else 200  # no stream ends before the kill, or lacks blocks
     flags = (*with_store(tmp_path), "--workers", str(num_workers))
     if has_windows:
         flags += of_windows(tmp_path / "model")
