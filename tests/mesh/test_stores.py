@@ -132,8 +132,8 @@ async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
     tmp_path: Path, num_workers: int, has_windows: bool
 ) -> None:
     """With the texts of undisturbed streams."""
-    prompts = [ids_of(number, 160) for number in range(3)]
-    num = 500 if has_windows else 200  # no stream ends before the kill, or lacks blocks
+    prompts = [ids_of(number, 160) for number in range(3 * num_workers)]  # each worker has some
+    num = 500 if has_windows else 200 // num_workers  # as many as have blocks
     flags = (*with_store(tmp_path), "--workers", str(num_workers))
     if has_windows:
         flags += of_windows(tmp_path / "model")
