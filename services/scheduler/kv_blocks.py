@@ -317,7 +317,7 @@ class KVBlocks:
                 self.rows.append(Keep(allocation.slot, allocation.to_state))
 
     def keep(self, sequence: Sequence, num: int) -> bool:
-        """Makes a keep point behind block ``num``, with the last copy of the state if there is one.
+        """Makes a keep point after block ``num``, with the last copy of the state if there is one.
         Returns False if there is one already, or it began with the blocks of a later one."""
         if not self._caches_prefixes:
             return False

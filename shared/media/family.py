@@ -28,7 +28,7 @@ class PixelLimits(NamedTuple):
 class Fit(NamedTuple):
     """An image for the model: its ``size`` in pixels and its number of tokens. It may be the middle
     of an image that is ``scaled`` to a width and height. If it ``is_tiled``, its frames are the
-    tiles of that image, row by row, and behind several tiles the whole image in the size of one."""
+    tiles of that image, row by row, and after several the whole image in the size of a tile."""
 
     size: Size
     num_tokens: int

@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 from shared.media.family import Fit, PixelLimits, check_ratio
 from shared.media.qwen2_5_vl import SquaresOfPatches
 
-NUM_FRAMES = 2  # an image counts as so many in the areas of a file
+NUM_FRAMES = 2  # of an image, in the areas of a file
 
 
 class RepeatedSquares(SquaresOfPatches):

@@ -91,8 +91,8 @@ class Config(Placeholder, kw_only=True):
 
 class Tiles:
     """``num_tokens`` for each tile of ``side`` × ``side`` pixels, between a token of the start and
-    one of the end. An image has ``fewest`` tiles to ``most``, and behind several a view of all of
-    it. ``ids`` are those of a token, the start and the end."""
+    one of the end. An image has ``fewest`` tiles to ``most``, and after several a view of the
+    whole. ``ids`` name a token, the start and the end."""
 
     kinds: tuple[MediumKind, ...] = ("image",)
     videos: Videos | None = None
@@ -174,7 +174,7 @@ def _area(grid: tuple[int, int]) -> int:
 
 
 def _grid(width: int, height: int, side: int, fewest: int, most: int) -> tuple[int, int]:
-    """The columns and rows whose ratio is nearest to the image's; of equals the last one with less
+    """The columns and rows with the ratio nearest to the image's; of equals the last one with less
     than twice the image's pixels."""
     best, best_distance = (1, 1), float("inf")
     for grid in _grids(fewest, most):

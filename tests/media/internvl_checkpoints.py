@@ -70,7 +70,7 @@ class TilesReference(Reference):
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | found
 
     def frames(self, picture: Image.Image) -> list[Image.Image]:
-        """Its tiles, and behind several the whole picture."""
+        """Its tiles, and after several the whole picture."""
         corners = product(range(0, picture.height, SIDE), range(0, picture.width, SIDE))
         tiles = [picture.crop((left, top, left + SIDE, top + SIDE)) for top, left in corners]
         view = picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)

@@ -133,7 +133,7 @@ async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
 ) -> None:
     """With the texts of undisturbed streams."""
     prompts = [ids_of(number, 160) for number in range(3 * num_workers)]  # each worker has some
-    num = 500 if has_windows else 200 // num_workers  # as many as have blocks
+    num = 500 if has_windows else 200 // num_workers  # the blocks suffice
     flags = (*with_store(tmp_path), "--workers", str(num_workers))
     if has_windows:
         flags += of_windows(tmp_path / "model")

@@ -162,7 +162,7 @@ class StoreCopies(Resource):
             self.location.forget(key)
 
     def _end_of(self, sequence: Sequence, first: int, *, loads_states: bool) -> int:
-        """The blocks with which it may begin, of which the ``first`` ones are in the cache."""
+        """The number of blocks to begin with; the ``first`` ones are in the cache."""
         if sequence.num_worker_deaths > 1:
             return first
         end = self._hits.find_end(sequence, first, loads_states=loads_states)
@@ -217,7 +217,7 @@ class StoreCopies(Resource):
 
     def _use(self, sequence: Sequence, num_blocks: int, ends: Iterable[int]) -> None:
         """Notes the use of its first blocks: the last one is overwritten first, since the ones
-        before it are usable without it. So are the last blocks and states behind ``ends``."""
+        before it are usable without it. So are the last blocks and states at ``ends``."""
         numbers = reversed(range(num_blocks if self._hits.has_whole else 0))
         whole = (sequence.block_hash(each, self._size) for each in numbers)
         last = (key for end in ends for key in self._hits.last_keys(sequence, end))

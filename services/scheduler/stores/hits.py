@@ -40,7 +40,7 @@ class StoreHits:
         return first
 
     def last_keys(self, sequence: Sequence, end: int) -> Iterator[bytes]:
-        """Of the blocks of windows, or of the state, behind ``end`` blocks."""
+        """Of the blocks of windows, or of the state, after ``end`` blocks."""
         for number, group in self.windows:
             for block in range(num_passed(group, end * self._size, self._size), end):
                 yield group_key(sequence.block_hash(block, self._size), number)
@@ -48,7 +48,7 @@ class StoreHits:
             yield state_key(sequence.block_hash(end - 1, self._size))
 
     def all_keys(self, sequence: Sequence, num_blocks: int) -> Iterator[bytes]:
-        """Of its first blocks in all groups, and of the states behind them."""
+        """Of its first blocks in all groups, and of the states after them."""
         hashes = [sequence.block_hash(each, self._size) for each in range(num_blocks)]
         for number in {0, *(each for each, _ in self.windows)}:
             yield from (group_key(each, number) for each in hashes)

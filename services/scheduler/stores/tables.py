@@ -1,6 +1,6 @@
-"""The tables of a sequence that begins behind its hit in the cache. Pure.
+"""The tables of a sequence that begins after its hit in the cache. Pure.
 
-Its blocks behind the windows of the later beginning are given back, and the ones up to there are
+Its blocks before the windows of the later beginning are given back, and the ones up to there are
 taken, to be loaded.
 """
 
@@ -18,7 +18,7 @@ class LaterTables:
         self._pool = pool
 
     def has_room(self, allocation: Allocation, end: int) -> bool:
-        """True if there are blocks to begin behind ``end`` blocks."""
+        """True if there are blocks to begin after ``end`` blocks."""
         num_lacking = 0
         for table, first in self._windows(allocation, end):
             passed = table.blocks[: first - table.num_passed]
@@ -41,7 +41,7 @@ class LaterTables:
         allocation.num_places = self._size * min(each.num_blocks for each in allocation.tables)
 
     def _windows(self, allocation: Allocation, end: int) -> list[tuple[BlockTable, int]]:
-        """The tables of groups with windows, and the number of blocks behind each window."""
+        """The tables of groups with windows, and the number of blocks before each window."""
         pairs = zip(self._groups, allocation.tables, strict=True)
         return [
             (table, num_passed(group, end * self._size, self._size))

@@ -25,7 +25,7 @@ class File(msgspec.Struct, array_like=True):
 class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
     quarter. Then the middle of the size ``crop`` is cut out, or the image is cut into tiles of the
-    size ``tile``, row by row; behind several the whole image in that size follows. Of a video these
+    size ``tile``, row by row; the whole image in that size follows several. Of a video these
     ``frames`` are wanted, numbers in ascending order."""
 
     upright: tuple[int, int]

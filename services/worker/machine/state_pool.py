@@ -62,7 +62,7 @@ class StatePool:
         ]
         self._first_copy = num_slots
         self._interval = copy_interval(capacity.block_size)
-        # Ids that a state has seen. Negative: of a slot that awaits a state of so many ids.
+        # Ids that a state has seen. Negative: the ids of a state that the slot awaits.
         self.positions = np.zeros(num_states, np.int64)
         self._copies = np.full(num_slots, NO_COPY)
 

@@ -89,7 +89,8 @@ class Media:
         self._tokens = cache(partial(DeviceTokens, *shape, ids, dtype, self._device))
         # For devices alone; on a CPU those of adapters come first.
         self.operators = Operators(torch=partial(MediaOps, self._tokens))
-        self._rotations = Rotations(rotary, axes_of(config), num_rows)
+        num_axes = len(family.positions([], 0))
+        self._rotations = Rotations(rotary, axes_of(config, num_axes), num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings
         take_embeddings(model, family.num_embeddings, marks=bool(family.image_ids))
 

@@ -13,15 +13,17 @@ from services.worker.media.qwen3_vl import mixed_axes
 from shared.errors import ConfigError
 
 
-def axes_of(config: ModelConfig) -> list[int]:
-    """The axis of each frequency; a config of texts may have a section too. Raises ConfigError."""
+def axes_of(config: ModelConfig, num_axes: int) -> list[int]:
+    """The axis of each frequency, for positions of ``num_axes``. Raises ConfigError."""
+    num = config.rotary_dim // 2
+    if num_axes == 1:
+        return [0] * num
     if isinstance(config, AxesConfig):
         return config.rope_axes
-    num, section = config.rotary_dim // 2, config.rope_values.get(SECTION)
-    if not section:
-        return [0] * num
+    section = config.rope_values.get(SECTION)
     if problem := section_problem(section, num):
         raise ConfigError(f"model: {problem}")
+    assert section is not None
     return mixed_axes(section)
 
 

@@ -7,6 +7,7 @@ import msgspec
 import torch
 from torch import nn
 
+from kernels.silu_mul import Act
 from services.worker.config.model_config import Window
 from services.worker.layers.attention import Attention
 from services.worker.layers.ops import Ops, X
@@ -62,14 +63,14 @@ class GemmaConfig(WindowsConfig, frozen=True):
         return problems
 
 
-class GemmaLayer(nn.Module):
-    def __init__(self, parts: Parts, attention: Attention) -> None:
+class SandwichLayer(nn.Module):
+    def __init__(self, parts: Parts, attention: Attention, act: Act = "gelu_tanh") -> None:
         super().__init__()
         self.input_layernorm = parts.norm()
         self.self_attn = attention
         self.post_attention_layernorm = parts.norm()
         self.pre_feedforward_layernorm = parts.norm()
-        self.mlp = parts.mlp(act="gelu_tanh")
+        self.mlp = parts.mlp(act=act)
         self.post_feedforward_layernorm = parts.norm()
 
     def forward(self, ops: Ops[X], x: X) -> X:
@@ -91,7 +92,7 @@ class GemmaLM(DecoderLM):
         ).item()
         self.logits_softcap = config.final_logit_softcapping
 
-    def make_layer(self, parts: Parts, layer: int) -> GemmaLayer:
+    def make_layer(self, parts: Parts, layer: int) -> SandwichLayer:
         config, bias = self.config, self.config.attention_bias
         attention = parts.attention(
             layer,
@@ -103,7 +104,7 @@ class GemmaLM(DecoderLM):
             has_qkv_bias=bias,
             has_out_bias=bias,
         )
-        return GemmaLayer(parts, attention)
+        return SandwichLayer(parts, attention)
 
 
 class Gemma2ForCausalLM(GemmaLM):

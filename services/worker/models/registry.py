@@ -76,7 +76,7 @@ SIDE_FILES = {
     "quantize_config.json": "gptq",
 }
 CAUSAL = "ForCausalLM"
-# By model_type: texts of a wrapper whose class here has others; transformers computes them.
+# By model_type: texts of a wrapper that transformers computes; its class here has others.
 TEXTS = {"ministral3": ["Ministral3ForCausalLM"], "mistral4": ["Mistral4ForCausalLM"]}
 # Replaces the suffix of a family's name if the model has another head, or none.
 OTHER_HEADS = ("ForSequenceClassification", "Model")

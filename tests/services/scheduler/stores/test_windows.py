@@ -1,4 +1,4 @@
-"""Stores of layers with windows: the blocks that a sequence needs to begin behind others."""
+"""Stores of layers with windows: the blocks that a sequence needs to begin after others."""
 
 from pathlib import Path
 
@@ -82,7 +82,7 @@ async def test_blocks_of_the_cache_are_not_loaded(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path)
     worker = restarted(mesh)
     mesh.ask("q", LONG[:100])
-    worker.run()  # a store has no last blocks behind 96 ids: they are computed
+    worker.run()  # a store has no last blocks of 96 ids: they are computed
     mesh.ask("s", LONG)
     hashes = hashes_of(mesh)
     plans = worker.run()
@@ -131,7 +131,7 @@ async def test_a_sequence_without_room_for_the_last_blocks_is_computed(tmp_path:
 
 
 async def test_a_sequence_makes_no_keep_point_before_its_loaded_blocks(tmp_path: Path) -> None:
-    """It goes on behind more blocks than those of its prompt, where it was preempted."""
+    """It goes on where it was preempted, after more blocks than its prompt has."""
     mesh = Mesh(tmp_path)
     first = Worker(mesh, "one", SimulatedStore("one", 200, 1), CAPACITY)
     mesh.ask("r", LONG, max_tokens=150)

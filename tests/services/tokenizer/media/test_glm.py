@@ -1,4 +1,4 @@
-"""Images of GLM-OCR: sizes, pixels and ids are those of transformers."""
+"""Images of GLM-OCR: sizes, pixels and ids equal transformers'."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

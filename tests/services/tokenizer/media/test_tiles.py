@@ -1,4 +1,4 @@
-"""Images of InternVL: tiles and ids are those of transformers."""
+"""Images of InternVL: tiles and ids equal transformers'."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path

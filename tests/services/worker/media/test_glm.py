@@ -70,6 +70,13 @@ def test_features_are_those_of_the_whole_model(glm: Path, oracle: GlmReference) 
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+def test_an_mtp_head_is_left_out(glm: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((glm / "config.json").read_bytes())
+    text = json.loads((glm / "config.json").read_text())["text_config"]
+    change_config(tmp_path, text_config=text | {"num_nextn_predict_layers": 1})
+    assert getattr(read_model_config(tmp_path), "num_nextn_predict_layers", 0) == 0
+
+
 def test_a_section_has_the_rotated_frequencies(glm: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((glm / "config.json").read_bytes())
     text = json.loads((glm / "config.json").read_text())["text_config"]

@@ -1,4 +1,4 @@
-"""Images and videos of Qwen3.5, most of whose layers have a state, against transformers."""
+"""Images and videos of Qwen3.5, with a state in most layers, against transformers."""
 
 import json
 import shutil
@@ -62,6 +62,7 @@ def test_drafts_change_no_text(
     add_mtp_head(tmp_path)
     config = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
     drafting = make_engine(tmp_path, speculative_config=config, **LIMITS)
+    assert drafting.capacity.num_speculative_tokens == 2
     texts = texts_of(drafting, [*chats.values()], chunk_sizes=[50], depth=2)
     assert texts == [each.expected.ids for each in chats.values()]
 
@@ -85,7 +86,6 @@ def add_mtp_head(folder: Path) -> None:
 
 @pytest.mark.parametrize("kernels", ["native", "device"])
 def test_hits_begin_at_kept_states(folder: Path, chats: dict[str, Chat], kernels: str) -> None:
-    """Some within an item."""
     engine = make_engine(
         folder, kernels, **LIMITS | {"max_num_seqs": 2, "max_num_batched_tokens": 32}
     )
@@ -98,7 +98,8 @@ def test_hits_begin_at_kept_states(folder: Path, chats: dict[str, Chat], kernels
 def test_a_section_must_cover_the_frequencies(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     config = read_model_config(tmp_path)
-    assert axes_of(config) == [0, 1, 2, 0, 1, 2, 0, 0]
-    rotations = config.rope_values | {"mrope_section": [4, 2, 1]}
-    with pytest.raises(ConfigError, match="the sum 8, half of the rotated part"):
-        axes_of(msgspec.structs.replace(config, rope_parameters=rotations))
+    assert axes_of(config, 3) == [0, 1, 2, 0, 1, 2, 0, 0]
+    for section in ([4, 2, 1], None):
+        rotations = config.rope_values | {"mrope_section": section}
+        with pytest.raises(ConfigError, match="the sum 8, half of the rotated part"):
+            axes_of(msgspec.structs.replace(config, rope_parameters=rotations), 3)
