@@ -51,6 +51,9 @@ def locate_model(model: str) -> ModelLocation:
         return found
     if folder.is_dir():
         return ModelLocation(folder.resolve().name, folder)
+    if folder.is_file():
+        ends = ", ".join(FORMATS)
+        raise ConfigError(f"model: {model} is a file; give its folder, or a file with {ends}")
     if model == EMBEDDED_MODEL.name:
         return ModelLocation(model, EMBEDDED_MODEL)
     match = HUB_NAME.fullmatch(model)

@@ -81,6 +81,13 @@ def test_a_path_that_can_be_no_name_is_no_such_folder(cache: Path, path: str) ->
         locate_model(path)
 
 
+def test_a_file_in_no_known_format_is_refused_by_name(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.touch()
+    with pytest.raises(ConfigError, match=f"^model: {weights} is a file; give its folder, or a "):
+        locate_model(str(weights))
+
+
 def list_files(cache: Path, snapshot: Path, *lacking: str) -> None:
     """The library's record of a repository, downloaded completely or in part."""
     names = [file.name for file in snapshot.iterdir()] + list(lacking)
