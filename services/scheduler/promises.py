@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.scheduler.emission import Emission
 from services.scheduler.metrics import PROMISES
+from services.scheduler.results import Emission
 from services.scheduler.sequence import Ended, Sequence
 
 

@@ -26,15 +26,15 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from services.scheduler.emission import Emission, apply_result
 from services.scheduler.first_token import check_first_token
-from services.scheduler.handover import Handover
 from services.scheduler.limits import LacksBlocks, check_length
 from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
+from services.scheduler.preemption import Handover
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
 from services.scheduler.resource import Resource
+from services.scheduler.results import Emission, apply_result
 from services.scheduler.sequence import Arrival, Ended, Sequence, WaitReason
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (

@@ -12,24 +12,20 @@ from msgspec.structs import replace
 
 from services.scheduler.adapters.cell import CellAdapters
 from services.scheduler.cells.handover import CellHandover
-from services.scheduler.emission import Emission
-from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.extension import Cell, CellExtension, Observer, OtherCells
 from services.scheduler.intake import Intake, why_refused
 from services.scheduler.media.cell import CellMedia
-from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
+from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, RequestLog, StepMetrics
 from services.scheduler.moves.cell import CellMoves
-from services.scheduler.observer import Observer
-from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.promises import Promises
-from services.scheduler.request_log import RequestLog
-from services.scheduler.result_check import check_result
+from services.scheduler.results import Emission, check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Arrival, Sequence, instance_of
 from services.scheduler.stores.cell import CellStores
 from services.scheduler.tokens_message import Forwarding
 from services.scheduler.traces.sequence_spans import SequenceSpans
-from services.scheduler.watchdog import LOOK_S, Watchdog
+from services.scheduler.worker_state import LOOK_S, Watchdog
 from shared.errors import (
     NO_WORKER,
     RETRY_AFTER_S,

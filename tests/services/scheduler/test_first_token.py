@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.sequences import add_one, generate_one
-from services.scheduler.emission import Emission
 from services.scheduler.first_token import PROMISE_OUT_OF_REACH
 from services.scheduler.intake import Intake
 from services.scheduler.metrics import PROMISES
 from services.scheduler.promises import Promises
+from services.scheduler.results import Emission
 from services.scheduler.sequence import Arrival, Ended
 from shared.errors import InvalidRequest, Overloaded
 from shared.wire.envelope import Promise
