@@ -59,7 +59,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"worker_state"},
         {"results", "placement", "prefills"},
         {"preemption"},
-        {"planner", "first_token"},
+        {"planner"},
         {"scheduler"},
         # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"tokens_message"},

@@ -240,6 +240,7 @@ WINGS = {
     "other_servers": Wing(
         ("shared/settings/other_servers",), ("tests/shared/settings/other_servers",)
     ),
+    "promises": Wing(("services/scheduler/promises",), ("tests/services/scheduler/promises",)),
     "moves": Wing(
         (f"{WORKER}/moves", "services/scheduler/moves"),
         (

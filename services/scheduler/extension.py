@@ -1,15 +1,17 @@
 """The seams between the scheduler service and its optional parts. Times are monotonic."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.scheduler.resource import Resource
+from services.scheduler.results import Emission
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival, Ended, Sequence
 from services.scheduler.tokens_message import Forwarding
 from shared.errors import RequestError
 from shared.link.extension import Extension
 from shared.link.peer import Peer
+from shared.process.rate import Rate
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import SpanReport, StepPlan
 
@@ -46,13 +48,15 @@ class OtherCells:
 @dataclass(frozen=True)
 class Cell:
     """The ``core`` of a scheduler with the settings ``config``, and its attached ``workers`` by id.
-    ``on_fits`` must be called when other sequences fit the workers than before."""
+    ``on_fits`` must be called when other sequences fit the workers than before. ``ends`` is the
+    rate at which sequences end."""
 
     config: SchedulerConfig
     core: Scheduler
     workers: Mapping[str, Peer]
     others: OtherCells
     on_fits: Callable[[], None]
+    ends: Rate = field(default_factory=Rate)
 
     def id_of(self, worker: Peer) -> str | None:
         """None for a worker that is not attached."""
@@ -84,7 +88,13 @@ class CellExtension(Extension):
         """The scheduler leaves, and hands its sequences over once this returns."""
 
     def look(self, now_s: float) -> None:
-        """Called every ``LOOK_S``, at a monotonic time."""
+        """Called every ``LOOK_S``."""
+
+    def note(self, emissions: Iterable[Emission], now_s: float) -> None:
+        """Called with the output of each result."""
+
+    def end(self, ended: Ended, now_s: float) -> None:
+        """Called for each sequence that has ended."""
 
 
 class Observer:

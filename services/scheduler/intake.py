@@ -8,8 +8,7 @@ from math import ceil
 import msgspec
 import numpy as np
 
-from services.scheduler.first_token import PROMISE_OUT_OF_REACH
-from services.scheduler.metrics import PROMISES, QUARANTINE_REFUSALS, QUARANTINED_REQUESTS
+from services.scheduler.metrics import QUARANTINE_REFUSALS, QUARANTINED_REQUESTS
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival, Sequence, Span
 from shared.errors import QUARANTINED, InvalidRequest, Overloaded, RequestError
@@ -43,36 +42,30 @@ log = logging.getLogger(__name__)
 
 
 class Intake:
-    """Adds sequences to ``core`` or refuses them. Times are monotonic."""
+    """Adds sequences to ``core`` or refuses them. The rate of ``ends`` gives a refused request its
+    retry-after. Times are monotonic."""
 
     def __init__(self, core: Scheduler, quarantine_s: float) -> None:
         self._core = core
         self._quarantine = Quarantine(quarantine_s)
-        self._ends = Rate()
+        self.ends = Rate()
 
     def add(self, arrival: Arrival) -> None:
         """Adds the sequences as ``Scheduler.add`` does. Raises RequestError if it refuses them."""
         now_s = arrival.now_s
         if not self._core.sequences:
-            self._ends.start(now_s)
+            self.ends.start(now_s)
         try:
             self._check(arrival)
             params, options = arrival.generate.params, arrival.options
             self._quarantine.check(arrival.prompt, params, options, now_s, arrival.spans)
-            self._core.add(arrival, self._ends.per_s(now_s))
+            self._core.add(arrival)
         except RequestError as error:
             if error.code == QUARANTINED:
                 QUARANTINE_REFUSALS.inc()
-            if error.code == PROMISE_OUT_OF_REACH:
-                PROMISES.labels("ttft", "refused").inc()
             if isinstance(error, Overloaded) and error.retry_after_s is None:
-                error.retry_after_s = self._ends.retry_after_s(now_s)
+                error.retry_after_s = self.ends.retry_after_s(now_s)
             raise
-
-    def note_ends(self, num: int, now_s: float) -> None:
-        """Counts ``num`` ended sequences; the rate of ends gives a refused request its
-        retry-after."""
-        self._ends.note(num, now_s)
 
     def quarantine(self, sequence: Sequence, now_s: float) -> None:
         """Refuses requests equal to the request of ``sequence``, under which workers died, for a

@@ -75,11 +75,6 @@ QUEUE_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
              50, 60, 120, 240, 480, 960, 1920, 7680),
 )  # fmt: skip
-PROMISES = Counter(
-    "shoal_promises",
-    "Requests with a promised time (ttft, tpot) that ended, or were refused, by outcome",
-    ["time", "outcome"],
-)
 STEP_PREDICTION = Histogram(
     "shoal_step_prediction_ratio",
     "Time of a plan, relative to its predicted time",

@@ -18,7 +18,7 @@ from services.scheduler.media.cell import CellMedia
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, RequestLog, StepMetrics
 from services.scheduler.moves.cell import CellMoves
 from services.scheduler.prefills import PrefillLimits
-from services.scheduler.promises import Promises
+from services.scheduler.promises.cell import CellPromises
 from services.scheduler.results import Emission, check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Arrival, Sequence, instance_of
@@ -88,6 +88,7 @@ EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
     CellMedia,
     CellStores,
     CellMoves,
+    CellPromises,
 ]
 
 
@@ -117,7 +118,6 @@ class SchedulerService:
         self._intake = Intake(self._core, config.quarantine_s)
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
-        self._promises = Promises()
         now_s = time.monotonic()
         self._observer = OBSERVERS[0](self._core, config.instance, self._send_report, now_s)
         self._steps = StepMetrics(self._core)
@@ -127,7 +127,14 @@ class SchedulerService:
         self._worker_ids: dict[Peer, str] = {}
         others = self._core, self._routes, config.instance, self._plan_soon
         self._other_cells = CELLS[0](*others)
-        cell = Cell(config, self._core, self._workers, self._other_cells, self._note_fits)
+        cell = Cell(
+            config=config,
+            core=self._core,
+            workers=self._workers,
+            others=self._other_cells,
+            on_fits=self._note_fits,
+            ends=self._intake.ends,
+        )
         self._extensions = [make(cell) for make in EXTENSIONS]
         self._inquiries = Inquiries()
         self._new_ids = count()
@@ -388,7 +395,8 @@ class SchedulerService:
         self._steps.end(worker_id, result, now_s)
         for report in result.spans:
             self._observer.forward(report)
-        self._promises.note(emissions, now_s)
+        for each in self._extensions:
+            each.note(emissions, now_s)
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
@@ -439,10 +447,11 @@ class SchedulerService:
         now_s = time.monotonic()
         self._observer.account(now_s)
         if all_ended := self._core.take_ended():
-            self._intake.note_ends(len(all_ended), now_s)
+            self._intake.ends.note(len(all_ended), now_s)
             for ended in all_ended:
                 self._log.end(ended, now_s)
-                self._promises.end(ended, now_s)
+                for each in self._extensions:
+                    each.end(ended, now_s)
                 self._observer.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:

@@ -1,11 +1,21 @@
-"""Counts kept and missed promises of time."""
+"""Promised times of a cell's requests: refusals, and counts of kept and missed promises."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.scheduler.metrics import PROMISES
+from prometheus_client import Counter
+
+from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.promises.first_token import check_first_token
 from services.scheduler.results import Emission
 from services.scheduler.sequence import Ended, Sequence
+from shared.errors import Overloaded
+
+PROMISES = Counter(
+    "shoal_promises",
+    "Requests with a promised time (ttft, tpot) that ended, or were refused, by outcome",
+    ["time", "outcome"],
+)
 
 
 @dataclass(slots=True)
@@ -15,11 +25,21 @@ class _Times:
     num_tokens: int = 0  # after the first ones
 
 
-class Promises:
-    """Has the times of running sequences with a promise. Times are monotonic."""
+class CellPromises(CellExtension):
+    """Has the times of running sequences with a promise."""
 
-    def __init__(self) -> None:
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
         self._times: dict[Sequence, _Times] = {}
+        cell.core.checks.append(self._check)
+
+    def _check(self, sequence: Sequence) -> None:
+        ends_per_s = self._cell.ends.per_s(sequence.arrived_s)
+        try:
+            check_first_token(self._cell.core, sequence, ends_per_s)
+        except Overloaded:
+            PROMISES.labels("ttft", "refused").inc()
+            raise
 
     def note(self, emissions: Iterable[Emission], now_s: float) -> None:
         for emission in emissions:

@@ -11,8 +11,7 @@ from collections.abc import Collection
 from itertools import chain
 from math import inf
 
-from services.scheduler.prefills import PrefillLimits
-from services.scheduler.queues import WaitingQueue
+from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import Overloaded
@@ -20,24 +19,18 @@ from shared.errors import Overloaded
 PROMISE_OUT_OF_REACH = "promise_out_of_reach"
 
 
-def check_first_token(
-    workers: Collection[WorkerState],
-    waiting: WaitingQueue,
-    limits: PrefillLimits,
-    sequence: Sequence,
-    ends_per_s: float,
-) -> None:
+def check_first_token(core: Scheduler, sequence: Sequence, ends_per_s: float) -> None:
     """Raises Overloaded with the time after which the promise of the new ``sequence`` could be
     kept. Only first attempts are refused. ``ends_per_s``: the rate at which sequences end; 0 if
     unknown."""
     promise = sequence.options.promise
     if promise is None or promise.ttft_ms is None or sequence.attempt > 1:
         return
-    admitting = [each for each in workers if each.admits]
+    admitting = [each for each in core.workers.values() if each.admits]
     if not admitting:
         return
     promised_s = promise.ttft_ms / 1000
-    alone_s, predicted_s = _predict_s(admitting, waiting, limits, sequence, ends_per_s)
+    alone_s, predicted_s = _predict_s(core, admitting, sequence, ends_per_s)
     if alone_s <= promised_s < predicted_s:
         raise Overloaded(
             f"the first token would come after some {1000 * predicted_s:.0f} ms;"
@@ -48,15 +41,12 @@ def check_first_token(
 
 
 def _predict_s(
-    workers: Collection[WorkerState],
-    waiting: WaitingQueue,
-    limits: PrefillLimits,
-    sequence: Sequence,
-    ends_per_s: float,
+    core: Scheduler, workers: Collection[WorkerState], sequence: Sequence, ends_per_s: float
 ) -> tuple[float, float]:
     """Returns the seconds to the first token on an idle worker, and now; 0 before any step was
     measured. Choices of one prompt count once."""
-    ahead = [each for each in waiting if each.order < sequence.order]
+    limits = core.prefill_limits
+    ahead = [each for each in core.queues.waiting if each.order < sequence.order]
     waiting_tokens = list({each.prompt_key: each.num_to_compute for each in ahead}.values())
     alone_s = prompt_s = inf
     num_free = 0

@@ -1,21 +1,26 @@
 """Refusals of requests whose first token would come later than promised, and kept promises."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.harness.sequences import add_one, generate_one
-from services.scheduler.first_token import PROMISE_OUT_OF_REACH
+from services.scheduler.extension import Cell, OtherCells
 from services.scheduler.intake import Intake
-from services.scheduler.metrics import PROMISES
-from services.scheduler.promises import Promises
+from services.scheduler.promises.cell import PROMISES, CellPromises
+from services.scheduler.promises.first_token import PROMISE_OUT_OF_REACH
 from services.scheduler.results import Emission
 from services.scheduler.sequence import Arrival, Ended
 from shared.errors import InvalidRequest, Overloaded
+from shared.process.rate import MEMORY_S, Rate
+from shared.settings.scheduler import SchedulerConfig
 from shared.wire.envelope import Promise
 from shared.wire.messages import ResultRow, SamplingParams, TokenRun
 from tests.services.scheduler.step_bench import Bench, on_a_cpu
 
 TOKEN_S = 0.00015  # of a prompt, on_a_cpu
+CONFIG = SchedulerConfig(mesh_dir=Path("/nonexistent"), instance="s")
 
 
 def arrival(num_prompt: int, ttft_ms: float | None, attempt: int = 1, now_s: float = 0) -> Arrival:
@@ -29,6 +34,7 @@ def arrival(num_prompt: int, ttft_ms: float | None, attempt: int = 1, now_s: flo
 def with_prompts(num: int, num_streams: int = 0, **fields: int) -> Bench:
     """A worker with measured steps, and ``num`` prompts of 1500 tokens."""
     bench = Bench(on_a_cpu, vocab_size=10_000_000, **fields)
+    promises_of(bench, Rate())
     bench.add("warm", num_prompt=3000, max_tokens=20)
     while "warm" not in bench.ended:
         bench.step()
@@ -38,6 +44,20 @@ def with_prompts(num: int, num_streams: int = 0, **fields: int) -> Bench:
     for number in range(num):
         bench.add(f"prompt {number}", num_prompt=1500, max_tokens=1)
     return bench
+
+
+def promises_of(bench: Bench, ends: Rate) -> CellPromises:
+    others = OtherCells(bench.core, {}, "s", lambda: None)
+    bench.core.checks.clear()
+    return CellPromises(Cell(CONFIG, bench.core, {}, others, lambda: None, ends))
+
+
+def ends(per_s: float, now_s: float) -> Rate:
+    """Of sequences that have ended for a long time."""
+    rate = Rate()
+    rate.start(now_s - 100 * MEMORY_S)
+    rate.note(round(per_s * MEMORY_S), now_s)
+    return rate
 
 
 def refusal(
@@ -104,7 +124,8 @@ def test_a_batch_that_yields_does_not_count() -> None:
     bench.run(8)
     bench.add_batch(100, num_prompt=1500)
     assert len(bench.core.workers["w"].running) == 4
-    bench.core.add(arrival(600, alone_ms(600) * 2, now_s=bench.now_s), ends_per_s=0.1)
+    promises_of(bench, ends(0.1, bench.now_s))
+    bench.core.add(arrival(600, alone_ms(600) * 2, now_s=bench.now_s))
 
 
 def test_cached_prefixes_do_not_count() -> None:
@@ -120,8 +141,9 @@ def test_cached_prefixes_do_not_count() -> None:
 
 def test_the_wait_for_a_slot_counts() -> None:
     bench = with_prompts(0, num_streams=4, max_num_seqs=4)
+    promises_of(bench, ends(0.5, bench.now_s))
     with pytest.raises(Overloaded) as caught:
-        bench.core.add(arrival(10, 1000, now_s=bench.now_s), ends_per_s=0.5)
+        bench.core.add(arrival(10, 1000, now_s=bench.now_s))
     assert caught.value.retry_after_s == pytest.approx(1, rel=0.1)
 
 
@@ -147,7 +169,7 @@ def test_kept_and_missed_promises_count(ttft_ms: float, tpot_ms: float) -> None:
     sequence = bench.core.sequences["a", 1]
     names = [(time, outcome) for time in ("ttft", "tpot") for outcome in ("kept", "missed")]
     before = {name: PROMISES.labels(*name)._value.get() for name in names}
-    promises = Promises()
+    promises = promises_of(bench, Rate())
     row = ResultRow(0, "a", 1, TokenRun(1))
     for now_s, num_tokens in ((0.1, 1), (0.12, 2), (0.15, 3)):
         emission = Emission(sequence, 0, replace_run(row, num_tokens), 0)
