@@ -32,6 +32,7 @@ LISTS = (
     f"{GATEWAY}/app.py",
     "services/tokenizer/service.py",
     "services/scheduler/service.py",
+    "services/scheduler/worker_state.py",
     f"{WORKER}/models/registry.py",
     f"{WORKER}/service.py",
     f"{WORKER}/startup/implementations.py",
@@ -239,6 +240,9 @@ WINGS = {
     ),
     "other_servers": Wing(
         ("shared/settings/other_servers",), ("tests/shared/settings/other_servers",)
+    ),
+    "adaptive_depth": Wing(
+        ("services/scheduler/adaptive_depth",), ("tests/services/scheduler/adaptive_depth",)
     ),
     "promises": Wing(("services/scheduler/promises",), ("tests/services/scheduler/promises",)),
     "moves": Wing(

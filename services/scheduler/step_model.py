@@ -7,10 +7,10 @@ steps leave a choice: they then differ by their tokens alone.
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
-from services.scheduler.draft_depth import typical
 from shared.wire.messages import Capacity
 
 NUM_TIMES = 16
@@ -96,6 +96,12 @@ class StepModel(DecodeTimes):
         left_s = max(0.0, time_s - fixed_s)
         num_tokens = left_s / max(token_s + num_keys * pair_s, 1e-9)
         return int(left_s / max(token_s + (num_keys + num_tokens / 2) * pair_s, 1e-9))
+
+
+def typical(times: Iterable[float]) -> float:
+    """Returns the lower quartile: interference only makes a step longer."""
+    ordered = sorted(times)
+    return ordered[len(ordered) // 4]
 
 
 def _size(num_rows: int) -> int:

@@ -11,11 +11,11 @@ from collections.abc import Collection
 from itertools import islice
 from math import inf
 
+from services.scheduler.adaptive_depth.draft_depth import AdaptiveDepth
 from services.scheduler.allocation import Allocation
-from services.scheduler.draft_depth import DraftDepth
 from services.scheduler.kv_blocks import KVBlocks
 from services.scheduler.limits import fits
-from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.plan_builder import DraftDepth, PlanBuilder
 from services.scheduler.priority_share import PriorityShare
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence
@@ -28,6 +28,12 @@ LOOK_S = 1.0
 PROBATION_STEPS = 16  # a broken worker dies within them
 LOADED_PART = 7 / 8
 """The part of a block that counts as cached if it has to be loaded. Chosen, not measured."""
+
+DEPTHS: tuple[type[DraftDepth], ...] = (
+    AdaptiveDepth,
+    DraftDepth,
+)
+"""The first one is used."""
 
 
 class WorkerState:
@@ -71,7 +77,7 @@ class WorkerState:
         self.next_look = 0
         self.ran_isolated = False
         self.step_s = inf
-        self.draft_depth = DraftDepth(capacity)
+        self.draft_depth = DEPTHS[0](capacity)
         self.priority_share = PriorityShare(priority_share, capacity.max_num_batched_tokens)
         self.stream_share = StreamShare(stream_rate, capacity)
         self._verify_depth = 0  # most drafts of a sequence after the last plan

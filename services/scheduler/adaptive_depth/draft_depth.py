@@ -1,4 +1,4 @@
-"""Draft depth of a worker: fixed, or adapted for the most tokens per second.
+"""Draft depth of a worker, adapted for the most tokens per second.
 
 **Objective.** The depth d with the most tokens per second of a row: 1 + p₁ + p₁p₂ + … + p₁⋯p_d, the
 expected tokens of a step, over the time of a step. pᵢ is the probability that draft i is accepted
@@ -20,10 +20,12 @@ times uses the times of the nearest size, or a guess.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import pairwise
 
-from shared.wire.messages import MAX_STEPS, Capacity, RunKind, StepPlan, StepResult
+from services.scheduler.plan_builder import DraftDepth, room_for_drafts
+from services.scheduler.step_model import typical
+from shared.wire.messages import Capacity, RunKind, StepPlan, StepResult
 
 SWEEP_RUN = 3  # steps
 NUM_SWEEPS = 2
@@ -81,18 +83,18 @@ class BatchSize:
         return sorted(others - {depth}) or [depth]
 
 
-class DraftDepth:
-    """``now`` is the depth of the next plan, which has at most ``max_num_steps`` steps."""
+class AdaptiveDepth(DraftDepth):
+    """Adapts the depth of a worker that allows it."""
 
     def __init__(self, capacity: Capacity) -> None:
-        self.now = capacity.num_speculative_tokens
-        self.max_num_steps = min(SWEEP_RUN, PROBE_RUN) if capacity.adapts_depth else MAX_STEPS
+        super().__init__(capacity)
+        if capacity.adapts_depth:
+            self.max_num_steps = min(SWEEP_RUN, PROBE_RUN)
         self._capacity = capacity
         self._acceptance = Acceptance(capacity.num_speculative_tokens)
         self._sizes: dict[int, BatchSize] = {}
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """Learns from ``result``, the result of ``plan``."""
         if not self._capacity.adapts_depth or not plan.decode:
             return
         depths = {row.slot: row.verify_depth for row in plan.decode}
@@ -125,12 +127,6 @@ class DraftDepth:
         near = min(known, key=lambda each: abs(each.size - size.size), default=None)
         cost = near.times.cost if near else _guess
         size.decide(lambda depth: self._acceptance.num_tokens(depth) / cost(depth))
-
-
-def room_for_drafts(budget: int, num_decoding: int) -> int:
-    """Returns the most drafts that each of ``num_decoding`` sequences may verify. Half of the
-    budget left after their own tokens is kept for prompts."""
-    return max(0, (budget - num_decoding) // (2 * num_decoding))
 
 
 def _guess(depth: int) -> float:
@@ -205,9 +201,3 @@ class StepTimes:
         lines = list(pairwise(points))
         (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])
         return max(y0 + (y1 - y0) * (depth - x0) / (x1 - x0), min(y for _, y in points))
-
-
-def typical(times: Iterable[float]) -> float:
-    """Returns the lower quartile: interference only makes a step longer."""
-    ordered = sorted(times)
-    return ordered[len(ordered) // 4]

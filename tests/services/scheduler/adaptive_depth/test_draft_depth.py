@@ -10,7 +10,7 @@ from statistics import mean
 import msgspec
 import pytest
 
-from services.scheduler.draft_depth import PROBED_EVERY, DraftDepth
+from services.scheduler.adaptive_depth.draft_depth import PROBED_EVERY, AdaptiveDepth
 from shared.wire.messages import (
     Capacity,
     Decode,
@@ -61,7 +61,7 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
-        self.draft_depth = DraftDepth(self.capacity)
+        self.draft_depth = AdaptiveDepth(self.capacity)
         self.plans: deque[StepPlan] = deque()
         self.depths: list[int] = []  # verified depths, by the number of the step
         self._next_depth = 0
