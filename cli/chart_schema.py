@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shared.settings.page import SERVICES
+from shared.settings.help import SERVICES
 
-SCHEMA = Path(__file__).parents[2] / "compose" / "helm" / "shoal" / "values.schema.json"
+SCHEMA = Path(__file__).parents[1] / "compose" / "helm" / "shoal" / "values.schema.json"
 # Set by the chart or its images; API keys and tokens belong into a Secret.
 SET_BY_CHART = {
     *("config", "mesh_dir", "instance", "admin_host", "admin_port", "admin_token", "keys"),

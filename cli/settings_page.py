@@ -1,34 +1,13 @@
 """Writes docs/settings.md from the declared settings (``make docs``)."""
 
-import types
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from shared.settings.base import Settings
-from shared.settings.gateway import GatewayConfig
-from shared.settings.scheduler import SchedulerConfig
-from shared.settings.serve import SETTINGS_OF_ONE_SERVICE, ServeConfig
-from shared.settings.tokenizer import TokenizerConfig
-from shared.settings.worker import RANK_SETTINGS, WorkerConfig
+from shared.settings.help import TITLES, default_of, fields_of, values_of
+from shared.settings.serve import SETTINGS_OF_ONE_SERVICE
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
-SERVICES: dict[str, type[Settings]] = {
-    "worker": WorkerConfig,
-    "scheduler": SchedulerConfig,
-    "tokenizer": TokenizerConfig,
-    "gateway": GatewayConfig,
-}
-TITLES = {
-    "worker": "Model and worker",
-    "scheduler": "Scheduler",
-    "tokenizer": "Tokenizer",
-    "gateway": "Gateway",
-    "serve": "`shoal serve`",
-    "all": "Every service",
-}
+PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 SEE = {
     "activation_dtype": "quantization.md#activations-in-eight-bits",
     "api_key_file": "keys.md#api-keys",
@@ -93,26 +72,6 @@ def _section(name: str) -> str:
     return f"## {TITLES[name]}\n\n{head}\n" + "\n".join(rows) + "\n"
 
 
-def fields_of(section: str) -> dict[str, FieldInfo]:
-    """The settings of a section; a setting of several services is in the first one's."""
-    common = Settings.model_fields
-    if section == "all":
-        return common
-    if section == "serve":
-        return {
-            name: field
-            for name, field in ServeConfig.model_fields.items()
-            if not any(name in config.model_fields for config in SERVICES.values())
-        }
-    before = [SERVICES[name] for name in list(SERVICES)[: list(SERVICES).index(section)]]
-    return {
-        name: field
-        for name, field in SERVICES[section].model_fields.items()
-        if name not in common.keys() | RANK_SETTINGS
-        and not any(name in config.model_fields for config in before)
-    }
-
-
 def _row(name: str, field: FieldInfo) -> str:
     of_one = " †" if name in SETTINGS_OF_ONE_SERVICE else ""
     see = f" ([more]({SEE[name]}))" if name in SEE else ""
@@ -123,45 +82,6 @@ def _row(name: str, field: FieldInfo) -> str:
         f"{field.description}{see}",
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def values_of(annotation: Any) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in arguments)
-    if origin is Annotated:
-        return values_of(arguments[0])
-    if origin in (Union, types.UnionType):
-        return ", ".join(values_of(kind) for kind in arguments if kind is not type(None))
-    if origin is list:
-        return f"{values_of(arguments[0])} list"
-    return {
-        bool: "boolean",
-        int: "integer",
-        float: "number",
-        Path: "path",
-        str: "text",
-        SecretStr: "secret",
-    }.get(annotation, "JSON object")
-
-
-def default_of(name: str, field: FieldInfo) -> str:
-    if name == "model":
-        return "the embedded model"
-    if name == "mesh_dir":
-        return "`/tmp/shoal-UID/default`"
-    if field.default_factory is not None:
-        return "made for each process"
-    value = field.default
-    if value is None or value in ([], ""):
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return ", ".join(str(one) for one in value)
-    if isinstance(value, float):
-        return f"{value:,g}"
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else f"{value}"
 
 
 if __name__ == "__main__":

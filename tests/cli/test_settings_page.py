@@ -1,4 +1,4 @@
-from shared.settings.page import PAGE, page
+from cli.settings_page import PAGE, page
 from shared.settings.serve import ServeConfig
 from shared.settings.worker import RANK_SETTINGS
 
