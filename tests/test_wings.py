@@ -76,6 +76,7 @@ WINGS = {
     "messages": api("messages", "tests/mesh/test_messages.py"),
     "pooling": api("pooling"),
     "invocations": api("invocations"),
+    "mesh_state": api("mesh_state", "tests/mesh/test_mesh_state.py"),
     "batches": Wing(
         (f"{GATEWAY}/apis/batches", "shared/batch", "cli/batch"),
         (f"tests/{GATEWAY}/apis/batches", "tests/shared/batch", "tests/cli/batch"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from services.gateway.mesh.mesh_services import MeshService, Name, list_services, name_of
+from services.gateway.apis.mesh_state.mesh_services import MeshService, Name, list_services, name_of
 from shared.link.peer import Peer
 from shared.process.report import ask_all
 from shared.wire.messages import REPORT_MINOR, ServiceName, ServiceReport
