@@ -39,6 +39,7 @@ LISTS = (
     f"{WORKER}/weights/checkpoint.py",
     f"{WORKER}/weights/schemes/__init__.py",
     f"{WORKER}/weights/weight_placement.py",
+    "shared/dialects/known.py",
     "shared/model_location.py",
     "shared/settings/translate.py",
 )
@@ -91,6 +92,7 @@ WINGS = {
             "tests/mesh/test_tools.py",
         ),
     ),
+    "families": Wing(("shared/dialects/families",), ("tests/shared/dialects",)),
     "text": Wing((f"{GATEWAY}/text",), (f"tests/{GATEWAY}/text",)),
     "foreign": Wing(
         (f"{WORKER}/foreign",),

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Container
 
-from shared.dialects.reasoning import find_reasoning_format
-from shared.dialects.tools import HERMES, HY_V3, LFM2, MISTRAL_V11, find_tool_format
+from shared.dialects.families.reasoning import find_reasoning_format
+from shared.dialects.families.tools import HERMES, HY_V3, LFM2, MISTRAL_V11, find_tool_format
 
 # In order: texts of a later row also occur in templates of earlier ones. A template must contain
 # all texts of a row. A row without a name is an unsupported format.

@@ -28,7 +28,7 @@ from services.gateway.chat.requests.unsupported import Neutral
 from services.gateway.http.body import Body
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job, Parsing
-from shared.dialects.reasoning import REASONING_FORMATS
+from shared.dialects.known import KNOWN
 from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo
 
@@ -139,7 +139,7 @@ def _set_budget(
 ) -> None:
     if not isinstance(request.thinking, EnabledThinking) or not model.reasoning_parser:
         return
-    if not REASONING_FORMATS[model.reasoning_parser].close:
+    if not KNOWN.reasoning[model.reasoning_parser].close:
         warnings.append("thinking.budget_tokens: the model's channels know no budget")
     else:
         chat.thinking_token_budget = request.thinking.budget_tokens
