@@ -40,6 +40,7 @@ LISTS = (
     f"{WORKER}/weights/schemes/__init__.py",
     f"{WORKER}/weights/weight_placement.py",
     "shared/dialects/known.py",
+    "shared/link/sockets/context.py",
     "shared/model_location.py",
     "shared/settings/translate.py",
 )
@@ -90,6 +91,14 @@ WINGS = {
             "tests/mesh/test_structured_text.py",
             "tests/mesh/test_tool_formats.py",
             "tests/mesh/test_tools.py",
+        ),
+    ),
+    "hosts": Wing(
+        ("shared/link/hosts",),
+        (
+            "tests/shared/link/hosts",
+            "tests/mesh/test_storm.py",
+            "tests/mesh/test_tcp_mesh.py",
         ),
     ),
     "families": Wing(("shared/dialects/families",), ("tests/shared/dialects",)),

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
+import zmq
+
 from shared.errors import ConfigError
-from shared.link.sockets.libzmq import make_key_pair, public_key_of
 from shared.wire.messages import ServiceName
 
 SERVICES: tuple[ServiceName, ...] = get_args(ServiceName)
@@ -49,7 +50,7 @@ def load_keys(folder: Path | None, service: ServiceName) -> Keys | None:
         for each in SERVICES
         if public_path(folder, each).exists()
     }
-    if publics.setdefault(service, public_key_of(secret)) != public_key_of(secret):
+    if publics.setdefault(service, zmq.curve_public(secret)) != zmq.curve_public(secret):
         raise ConfigError(f"keys: {service}.key and {service}.secret in {folder} are no pair")
     return Keys(service, secret, publics, folder)
 
@@ -83,10 +84,10 @@ def _complete_pair(folder: Path, service: ServiceName) -> bool:
     is_new = not secret.exists()
     if is_new:
         secret.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(secret, 0o400, f"secret key of the {service}s", make_key_pair()[1])
+        _write(secret, 0o400, f"secret key of the {service}s", zmq.curve_keypair()[1])
     if not public.exists():
         public.parent.mkdir(parents=True, exist_ok=True)
-        key = public_key_of(_read_secret(secret))
+        key = zmq.curve_public(_read_secret(secret))
         _write(public, 0o644, f"public key of the {service}s", key)
     return is_new
 

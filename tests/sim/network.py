@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from shared.link.sockets.connection import HELLO_S, OnFrames, OnLost, PeerGone
 from shared.wire.codec import Frame, decode, encode
-from shared.wire.messages import Hello
+from shared.wire.messages import Hello, ServiceName
 from tests.sim.images import without_images
 from tests.sim.virtual_loop import START_S, Process, VirtualLoop
 
@@ -221,8 +221,6 @@ class Listening:
 class Sockets:
     """Replaces ``SocketContext``: the sockets of the process that creates it."""
 
-    zmq = None
-
     def __init__(self, network: Network) -> None:
         self._network = network
         machine = network.loop.running
@@ -230,12 +228,12 @@ class Sockets:
         self._machine = machine
 
     def listen(
-        self, address: str, on_frames: OnFrames, on_lost: OnLost, protect: object = None
+        self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName
     ) -> Listening:
         return Listening(self._network, self._machine, address, (on_frames, on_lost))
 
     def dial(
-        self, address: str, on_frames: OnFrames, on_lost: OnLost, protect: object = None
+        self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName
     ) -> End | Unanswered:
         listening = self._network.listening.get(address)
         if listening is None:

@@ -1,4 +1,4 @@
-"""Sockets of libzmq, read by callbacks on the event loop; the only module that imports zmq."""
+"""Sockets of libzmq, read by callbacks on the event loop."""
 
 import asyncio
 from collections import deque
@@ -11,6 +11,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from shared.errors import ConfigError
+from shared.link.hosts.router_connections import RouterConnection, RouterConnections
 from shared.link.sockets.connection import (
     HELLO_S,
     LINGER_S,
@@ -19,7 +20,6 @@ from shared.link.sockets.connection import (
     OnLost,
     PeerGone,
 )
-from shared.link.sockets.router_connections import RouterConnection, RouterConnections
 from shared.link.tcp import BACKLOG
 from shared.wire.codec import MAX_FRAME_BYTES, Frame
 
@@ -350,15 +350,6 @@ def _owner_of_key(frame: ReceivedFrame) -> str | None:
         return str(frame.get("User-Id"))
     except zmq.ZMQError:
         return None
-
-
-def make_key_pair() -> tuple[bytes, bytes]:
-    """A new public key and its secret, as Z85 text."""
-    return zmq.curve_keypair()
-
-
-def public_key_of(secret: bytes) -> bytes:
-    return zmq.curve_public(secret)
 
 
 def raw_key(key: bytes) -> bytes:

@@ -6,9 +6,9 @@ only the key of its service, and marks connections with the service's name.
 
 from contextlib import suppress
 
+from shared.link.hosts.libzmq import ReceivedFrame, Socket, ZmqContext, raw_key
 from shared.link.keys import Keys
 from shared.link.sockets.connection import PeerGone
-from shared.link.sockets.libzmq import ReceivedFrame, Socket, ZmqContext, raw_key
 from shared.wire.messages import ServiceName
 
 ADDRESS = "inproc://zeromq.zap.01"

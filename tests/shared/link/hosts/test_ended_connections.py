@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from shared.link import listener
+from shared.link.hosts import libzmq
 from shared.link.peer import Peer
-from shared.link.sockets import libzmq, local
+from shared.link.sockets import local
 from shared.link.sockets.zmtp import handshake, pack
 from shared.wire.codec import encode
 from shared.wire.messages import PROTOCOL_MAJOR, Cancel, Hello, RequestKey

@@ -2,8 +2,8 @@
 
 import pytest
 
+from shared.link.hosts.router_connections import RouterConnections
 from shared.link.sockets.connection import PeerGone
-from shared.link.sockets.router_connections import RouterConnections
 
 FD = 10_000  # no descriptor of this process
 

@@ -12,8 +12,10 @@ import zmq
 
 from shared.errors import ConfigError
 from shared.link import sources
+from shared.link.hosts.tcp import TcpHosts
 from shared.link.keys import Keys, load_keys, public_path, write_keys
 from shared.link.peer import SILENCE_S, Peer
+from shared.link.tcp import BACKLOG
 from shared.process.metrics import PEERS_REFUSED
 from shared.wire.codec import MAX_FRAME_BYTES, encode
 from shared.wire.messages import PROTOCOL_MAJOR, Cancel, Hello, Message, RequestKey, ServiceName
@@ -387,3 +389,13 @@ async def test_a_key_that_is_missing_is_a_config_error_with_its_file(
     public_path(folder, "gateway").unlink()
     with pytest.raises(ConfigError, match=r"gateway\.key"):
         await lower(mesh, tmp_path / "t0", keys=keys_of(folder, "tokenizer"))
+
+
+async def test_the_backlog_is_as_long_as_that_of_the_gateway() -> None:
+    hosts = TcpHosts(None)
+    listening = hosts.listen("tcp://127.0.0.1:0", lambda *_: None, lambda *_: None, "gateway")
+    try:
+        assert listening._socket._zmq.get(zmq.BACKLOG) == BACKLOG
+    finally:
+        listening.close()
+        hosts.close()
