@@ -20,7 +20,7 @@ blocks meanwhile.
 resource bounds its wait (``resource.py``).
 
 **Promises.** Prompts join decoding sequences as far as the promised time per token allows
-(``stream_share.py``).
+(``StreamShare``).
 
 **Several steps.** A decode-only plan has several steps if a step is shorter than the planning. All
 tokens of a plan arrive at once, and a new prompt waits for the plans in flight, so the steps of a
@@ -46,13 +46,12 @@ from collections.abc import Iterable
 from functools import partial
 
 from services.scheduler.placement import Placement
-from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.plan_builder import PlanBuilder, Room
 from services.scheduler.preemption import Preemption
 from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.priority_share import PriorityGroups
 from services.scheduler.queues import NUM_LOOKED_AT, Queues, WaitingQueue
 from services.scheduler.sequence import Sequence, WaitReason
-from services.scheduler.stream_share import Room
 from services.scheduler.worker_state import WorkerState
 from shared.wire.messages import MAX_STEPS
 

@@ -24,9 +24,9 @@ soon asks again finds a step of theirs in flight.
 from dataclasses import dataclass
 from math import inf
 
+from services.scheduler.decode_times import NUM_TIMES, DecodeTimes
 from services.scheduler.queues import WaitingQueue
 from services.scheduler.sequence import Sequence
-from services.scheduler.step_model import NUM_TIMES, DecodeTimes
 from shared.wire.messages import StepPlan, StepResult
 
 PERIOD = 8

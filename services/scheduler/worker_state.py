@@ -15,11 +15,11 @@ from services.scheduler.adaptive_depth.draft_depth import AdaptiveDepth
 from services.scheduler.allocation import Allocation
 from services.scheduler.kv_blocks import KVBlocks
 from services.scheduler.limits import fits
-from services.scheduler.plan_builder import DraftDepth, PlanBuilder
+from services.scheduler.plan_builder import DraftDepth, PlanBuilder, StreamShare
 from services.scheduler.priority_share import PriorityShare
+from services.scheduler.promises.stream_share import PromisedShare
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence
-from services.scheduler.stream_share import StreamShare
 from shared.errors import CodecError
 from shared.wire.kv_groups import COPY_INTERVAL
 from shared.wire.messages import Capacity, PlanRow, StepPlan, StepResult
@@ -33,7 +33,11 @@ DEPTHS: tuple[type[DraftDepth], ...] = (
     AdaptiveDepth,
     DraftDepth,
 )
-"""The first one is used."""
+SHARES: tuple[type[StreamShare], ...] = (
+    PromisedShare,
+    StreamShare,
+)
+"""The first one of each is used."""
 
 
 class WorkerState:
@@ -79,7 +83,7 @@ class WorkerState:
         self.step_s = inf
         self.draft_depth = DEPTHS[0](capacity)
         self.priority_share = PriorityShare(priority_share, capacity.max_num_batched_tokens)
-        self.stream_share = StreamShare(stream_rate, capacity)
+        self.stream_share = SHARES[0](stream_rate, capacity)
         self._verify_depth = 0  # most drafts of a sequence after the last plan
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []

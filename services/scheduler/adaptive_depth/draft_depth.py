@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
+from services.scheduler.decode_times import typical
 from services.scheduler.plan_builder import DraftDepth, room_for_drafts
-from services.scheduler.step_model import typical
 from shared.wire.messages import Capacity, RunKind, StepPlan, StepResult
 
 SWEEP_RUN = 3  # steps

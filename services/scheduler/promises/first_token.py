@@ -10,7 +10,9 @@ on an idle worker is accepted: waiting would not help.
 from collections.abc import Collection
 from itertools import chain
 from math import inf
+from typing import cast
 
+from services.scheduler.promises.stream_share import PromisedShare
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
@@ -63,9 +65,10 @@ def _predict_s(
         num_long = sum(each > threshold for each in chain(running_tokens, waiting_tokens))
         num_kept = min(limits.max_long, num_long) if is_short else 0
         part = max(1, limits.max_partial - num_kept) / limits.max_partial
-        own_s = worker.stream_share.alone_s(own, own)
+        share = cast(PromisedShare, worker.stream_share)
+        own_s = share.alone_s(own, own)
         alone_s = min(alone_s, own_s)
-        prompt_s = min(prompt_s, worker.stream_share.prompts_s((num_ahead + own) / part, own))
+        prompt_s = min(prompt_s, share.prompts_s((num_ahead + own) / part, own))
     num_ends = len(ahead) + 1 - num_free
     slot_s = num_ends / ends_per_s if num_ends > 0 and ends_per_s > 0 else 0.0
     return alone_s, max(prompt_s, slot_s)

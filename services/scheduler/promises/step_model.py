@@ -6,45 +6,14 @@ pair of token and key, fitted to the latest steps by least squares. The ridge de
 steps leave a choice: they then differ by their tokens alone.
 """
 
-from collections import deque
-from collections.abc import Iterable
-
 import numpy as np
 
+from services.scheduler.decode_times import DecodeTimes
 from shared.wire.messages import Capacity
 
-NUM_TIMES = 16
-MIN_TIMES = 4  # fewer are no measurement
 KEPT = 31 / 32  # weight of all earlier steps with prompts, at the next one
 RIDGE = np.array([0.1, 1e-3, 1e-2])
 MOST = 4  # a step that took more than this multiple of its prediction was disturbed
-
-
-class DecodeTimes:
-    """Typical times of steps that decode and nothing else, by size of batch."""
-
-    def __init__(self) -> None:
-        self._times: dict[int, deque[float]] = {}
-        self._typical_s: dict[int, float] = {}
-
-    def note_decode(self, num_rows: int, step_s: float) -> None:
-        """A step of ``num_rows`` decoding rows and nothing else took ``step_s``."""
-        size = _size(num_rows)
-        times = self._times.setdefault(size, deque(maxlen=NUM_TIMES))
-        times.append(step_s)
-        if len(times) >= MIN_TIMES:
-            self._typical_s[size] = typical(times)
-
-    def typical_s(self, num_rows: int) -> float:
-        """0 if batches of about ``num_rows`` have not been measured."""
-        return self._typical_s.get(_size(num_rows), 0.0)
-
-    def decode_s(self, num_rows: int) -> float:
-        """As ``typical_s``, of the nearest size that was measured; 0 if none was."""
-        size, known = _size(num_rows), self._typical_s
-        if size not in known and known:
-            size = min(known, key=lambda each: (abs(each - size), each))
-        return known.get(size, 0.0)
 
 
 class StepModel(DecodeTimes):
@@ -96,16 +65,6 @@ class StepModel(DecodeTimes):
         left_s = max(0.0, time_s - fixed_s)
         num_tokens = left_s / max(token_s + num_keys * pair_s, 1e-9)
         return int(left_s / max(token_s + (num_keys + num_tokens / 2) * pair_s, 1e-9))
-
-
-def typical(times: Iterable[float]) -> float:
-    """Returns the lower quartile: interference only makes a step longer."""
-    ordered = sorted(times)
-    return ordered[len(ordered) // 4]
-
-
-def _size(num_rows: int) -> int:
-    return max(0, num_rows - 1).bit_length()
 
 
 def _fit(squares: np.ndarray, sums: np.ndarray) -> np.ndarray:

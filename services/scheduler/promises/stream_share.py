@@ -21,10 +21,11 @@ streams alone are slower than promised.
 from dataclasses import dataclass
 from math import ceil, inf
 
+from services.scheduler.plan_builder import Room, StreamShare
+from services.scheduler.promises.step_model import StepModel
 from services.scheduler.sequence import Sequence
-from services.scheduler.step_model import StepModel
 from shared.wire.envelope import Promise
-from shared.wire.messages import MAX_BATCHED_TOKENS, Capacity, RunKind, StepPlan, StepResult
+from shared.wire.messages import Capacity, RunKind, StepPlan, StepResult
 
 BURST_S, SAVED_S = 0.04, 0.2
 SHORT_BURST_S = 0.01  # as a plan of several steps
@@ -35,15 +36,6 @@ MIN_TOKENS = 16  # of prompts in a step they join
 MAX_DEBT = 4  # bursts
 MEASURED_EVERY, FIRST_EVERY = 64, 4  # steps with prompts in a row, then one without
 SMOOTHING = 1 / 16
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Prompts may have ``num_tokens`` of the next step; 0: the streams first decode alone for
-    ``num_steps``."""
-
-    num_tokens: int = MAX_BATCHED_TOKENS
-    num_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class _Shape:
     follows: bool
 
 
-class StreamShare:
+class PromisedShare(StreamShare):
     """The account of one worker. A stream without a promise of its own keeps ``rate`` (0 to 1) of
     its rate without prompts, unless its priority is later than 0."""
 
@@ -71,7 +63,6 @@ class StreamShare:
         self._next_limit_s = inf
         self._burst_s, self._saved_s = BURST_S, SAVED_S
         self._stretch = 1.0  # time per time of prompts
-        self.last_ratio = 0.0  # of the last plan's time to its prediction; 0: it had none
         self._num_joined = 0  # steps in a row
         self._joined_s = self._held_s = 0.0  # the last step with prompts, and all after it
         self._tokens_per_step = 1.0  # of a stream
@@ -80,8 +71,6 @@ class StreamShare:
         self._admitted_s: dict[str, float] = {}  # by key, at the last admission
 
     def room(self, streams: list[Sequence], num_wanted: int, num_keys: int) -> Room:
-        """Returns the room beside ``streams`` for prompts that want ``num_wanted`` tokens, the
-        first of them after ``num_keys`` computed ones. Must be called for each plan."""
         own_s = self.model.decode_s(len(streams))
         kinds = {(each.options.promise, each.options.priority > 0) for each in streams}
         limit_s = self._limit_s(kinds, own_s)
@@ -145,7 +134,6 @@ class StreamShare:
         return len(self._admitted_s) > 1
 
     def send(self, plan: StepPlan, num_pairs: int) -> None:
-        """Accounts for ``plan``, whose prompts see ``num_pairs`` of token and key."""
         num_rows, num_tokens = len(plan.decode), sum(row.num_tokens for row in plan.prefill)
         if num_rows:
             self._num_joined = self._num_joined + 1 if num_tokens else 0
@@ -160,7 +148,6 @@ class StreamShare:
         self._in_flight[plan.step] = shape
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """Learns from ``result``, the result of ``plan``."""
         shape = self._in_flight.pop(plan.step, None)
         self.last_ratio = 0.0
         self._time_s += result.step_s

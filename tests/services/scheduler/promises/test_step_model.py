@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from services.scheduler.step_model import StepModel
+from services.scheduler.promises.step_model import StepModel
 from shared.wire.messages import Capacity
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=64, max_num_batched_tokens=512,

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
+from services.scheduler.promises.stream_share import BURST_S, MIN_SHARE, SHORT_BURST_S
 from services.scheduler.sequence import WaitReason
-from services.scheduler.stream_share import BURST_S, MIN_SHARE, SHORT_BURST_S
 from shared.wire.envelope import Promise
 from shared.wire.kv_groups import COPY_INTERVAL
 from tests.services.scheduler.step_bench import Bench, on_a_cpu, on_a_gpu
