@@ -30,13 +30,16 @@ SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 LISTS = (
     "cli/commands.py",
     f"{GATEWAY}/app.py",
+    "services/tokenizer/prepare.py",
     "services/tokenizer/service.py",
     "services/scheduler/service.py",
     "services/scheduler/worker_state.py",
     f"{WORKER}/models/registry.py",
     f"{WORKER}/service.py",
     f"{WORKER}/startup/implementations.py",
+    f"{WORKER}/step/parts.py",
     f"{WORKER}/weights/checkpoint.py",
+    f"{WORKER}/weights/load.py",
     f"{WORKER}/weights/schemes/__init__.py",
     f"{WORKER}/weights/weight_placement.py",
     "shared/dialects/known.py",
@@ -102,6 +105,15 @@ WINGS = {
         ),
     ),
     "families": Wing(("shared/dialects/families",), ("tests/shared/dialects",)),
+    "history": Wing(
+        ("services/tokenizer/history",),
+        ("tests/services/tokenizer/history", "tests/mesh/test_history.py"),
+    ),
+    "repetition": Wing(
+        (f"{WORKER}/repetition",),
+        (f"tests/{WORKER}/repetition", "tests/mesh/test_repetition.py"),
+    ),
+    "code_cache": Wing((f"{WORKER}/weights/cache",), (f"tests/{WORKER}/cache",)),
     "text": Wing((f"{GATEWAY}/text",), (f"tests/{GATEWAY}/text",)),
     "foreign": Wing(
         (f"{WORKER}/foreign",),

@@ -6,31 +6,18 @@ chat therefore begin alike until it has grown by a step, and the prefix cache fi
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
-from typing import NamedTuple
 
+from services.tokenizer.chat.fitted import Encode, FittedChat, NumTokens
 from services.tokenizer.chat.normalize import Message
-from services.tokenizer.chat.turns import Turns
+from services.tokenizer.history.turns import Turns
 from services.tokenizer.observer import Measure, unmeasured
 from shared.errors import InvalidRequest
-from shared.wire.codec import Array
-from shared.wire.messages import NOTHING_DROPPED, Dropped
+from shared.wire.messages import Dropped
 
 NUM_STEPS = 4  # between two places is about this part of the limit
 TOKEN_BYTES = 4  # reckoned: places must not move when texts are tokenised otherwise
-
-Encode = Callable[[list[Message], Measure], Array]
-NumTokens = Callable[[Message], int]
-
-
-class FittedChat(NamedTuple):
-    """``ids`` [prompt_len] int32 of the ``messages`` that are left."""
-
-    messages: list[Message]
-    ids: Array
-    dropped: Dropped = NOTHING_DROPPED
 
 
 def fit(

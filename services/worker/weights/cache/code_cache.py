@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from services.worker.layers.weights import Quantized
-from services.worker.weights.online import Forms
+from services.worker.weights.online import Forms, KnownCodes
 from shared.model_folder import CONFIG_FILE, weight_files
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class _About(msgspec.Struct):
     layers: dict[str, tuple[int, int]]
 
 
-class CodeCache:
+class CodeCache(KnownCodes):
     """A file in ``folder`` for forms and a dtype of the weights that ``model`` holds now. An
     invalid file is replaced; a failure to do so is only logged."""
 
@@ -44,8 +44,7 @@ class CodeCache:
         self.file = folder / name
 
     def read(self) -> dict[str, Quantized]:
-        """Returns the codes by the paths of their layers in the model; none without a valid
-        file."""
+        """Returns none without a valid file."""
         if not self.file.is_file():
             return {}
         try:
@@ -72,7 +71,6 @@ class CodeCache:
         return found
 
     def write(self, model: nn.Module) -> None:
-        """Keeps all codes of ``model``."""
         forms = {
             path.removesuffix(".weight"): form
             for path, form in model.named_modules()

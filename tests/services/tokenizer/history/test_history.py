@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.chat.history import FittedChat, fit
+from services.tokenizer.chat.fitted import FittedChat
 from services.tokenizer.chat.normalize import Message
+from services.tokenizer.history.fit import fit
 from services.tokenizer.observer import Measure
 from services.tokenizer.prepare import convert, encode
 from services.tokenizer.text_model import TextModel

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.tokenizer.chat.turns import Turns
+from services.tokenizer.history.turns import Turns
 
 SYSTEM, DEVELOPER = ({"role": role, "content": role} for role in ("system", "developer"))
 CALL = {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f"}}]}

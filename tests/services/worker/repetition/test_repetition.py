@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
-from services.worker.step.repetition import repeats
+from services.worker.repetition.repetitions import repeats
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import Repetition, SamplingParams
 from tests.services.worker.driver import Driver, Job
