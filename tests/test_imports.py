@@ -84,7 +84,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"plan_check"},
         {"machine"},
         {"layers"},
-        {"models", "step"},
+        {"models", "repetition", "step"},
         {
             *("backends", "expert_loads", "gemma4", "gguf", "hybrids", "indexed", "paddle"),
             "speculation",

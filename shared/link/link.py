@@ -28,7 +28,7 @@ from shared.link.listener import Listener
 from shared.link.peer import SILENCE_S, Handler, Peer, count_bad
 from shared.link.sockets.connection import LINGER_S
 from shared.link.sockets.context import SocketContext
-from shared.link.sources import AddressSource, SocketDirectory, source_of
+from shared.link.sources import AddressSource, SocketDirectory
 from shared.process.log import peer_text
 from shared.process.metrics import PEERS, PEERS_LOST
 from shared.wire.codec import Array
@@ -157,9 +157,7 @@ class Link:
         """Connects to all present and future instances of ``service``, with ``takes_one`` to one at
         a time, while ``run`` runs: at the addresses ``tcp`` if given, else in ``directory``. Raises
         ConfigError for a missing key."""
-        sources: list[AddressSource] = [self._source(service, Endpoint.parse(each)) for each in tcp]
-        if tcp:
-            self._context.check_dial(service)
+        sources = [self._source(service, Endpoint.parse(each)) for each in tcp]
         sources = sources or [SocketDirectory(directory, service, role)]
         self._dialers.append(
             Dialer(
@@ -317,7 +315,8 @@ class Link:
         return [*self._listeners, *self._dialers]
 
     def _source(self, service: ServiceName, endpoint: Endpoint) -> AddressSource:
-        return source_of(endpoint.host, endpoint.port_of(service, self.hello.service))
+        port = endpoint.port_of(service, self.hello.service)
+        return self._context.source(service, endpoint.host, port)
 
 
 def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:

@@ -4,7 +4,9 @@ cut, and processes die without a word."""
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+from shared.link.hosts.names import source_of
 from shared.link.sockets.connection import HELLO_S, OnFrames, OnLost, PeerGone
+from shared.link.sources import AddressSource
 from shared.wire.codec import Frame, decode, encode
 from shared.wire.messages import Hello, ServiceName
 from tests.sim.images import without_images
@@ -241,6 +243,9 @@ class Sockets:
         end = End(self._network, self._machine, on_frames, on_lost)
         listening.accept(end)
         return end
+
+    def source(self, service: ServiceName, host: str, port: int) -> AddressSource:
+        return source_of(host, port)
 
     def close(self) -> None: ...
 

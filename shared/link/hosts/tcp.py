@@ -3,9 +3,11 @@
 from functools import partial
 
 from shared.link.hosts.libzmq import Protect, Socket, ZmqConnection, ZmqContext, ZmqListening
+from shared.link.hosts.names import source_of
 from shared.link.hosts.zap import Gatekeeper
 from shared.link.keys import Keys
 from shared.link.sockets.connection import OnFrames, OnLost, OtherHosts
+from shared.link.sources import AddressSource
 from shared.wire.messages import ServiceName
 
 
@@ -23,9 +25,10 @@ class TcpHosts(OtherHosts):
             protect = partial(self._gatekeeper.guard, domain=f"{service}s", service=service)
         return ZmqListening(self._zmq, address, on_frames, on_lost, protect)
 
-    def check_dial(self, service: ServiceName) -> None:
+    def source(self, service: ServiceName, host: str, port: int) -> AddressSource:
         if self._keys is not None:
             self._keys.public_of(service)
+        return source_of(host, port)
 
     def dial(
         self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from shared.errors import ConfigError
 from shared.link.keys import Keys
+from shared.link.sources import AddressSource
 from shared.wire.codec import Frame
 from shared.wire.messages import ServiceName
 
@@ -82,9 +83,9 @@ class OtherHosts:
         key that is missing."""
         raise ConfigError(f"cannot listen on {address}: {NO_HOSTS}")
 
-    def check_dial(self, service: ServiceName) -> None:
-        """Raises ConfigError if ``service`` cannot be dialled, for example without its key."""
-        raise ConfigError(f"{service}-address: {NO_HOSTS}")
+    def source(self, service: ServiceName, host: str, port: int) -> AddressSource:
+        """The addresses of ``service``. Raises ConfigError if its key is missing."""
+        raise ConfigError(f"{host}: {NO_HOSTS}")
 
     def dial(
         self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName

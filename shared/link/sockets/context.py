@@ -13,6 +13,7 @@ from shared.link.sockets.connection import (
     OtherHosts,
 )
 from shared.link.sockets.local import LocalListening
+from shared.link.sources import AddressSource
 from shared.wire.messages import ServiceName
 
 IPC = "ipc://"
@@ -37,9 +38,9 @@ class SocketContext:
             return LocalListening(Path(address.removeprefix(IPC)), on_frames, on_lost)
         return self._hosts.listen(address, on_frames, on_lost, service)
 
-    def check_dial(self, service: ServiceName) -> None:
-        """As ``OtherHosts.check_dial``."""
-        self._hosts.check_dial(service)
+    def source(self, service: ServiceName, host: str, port: int) -> AddressSource:
+        """As ``OtherHosts.source``."""
+        return self._hosts.source(service, host, port)
 
     def dial(
         self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName

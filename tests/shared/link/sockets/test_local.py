@@ -257,6 +257,6 @@ async def test_we_dial_libzmq(path: Path, size: int):
 def test_without_the_part_for_other_machines_their_addresses_are_refused() -> None:
     hosts = OtherHosts(None)
     with pytest.raises(ConfigError, match="no connections to other machines"):
-        hosts.check_dial("scheduler")
+        hosts.source("scheduler", "host", 1)
     with pytest.raises(ConfigError, match="no connections to other machines"):
         hosts.listen("tcp://*:1", lambda *_: None, lambda *_: None, "worker")
