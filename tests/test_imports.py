@@ -56,6 +56,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"kv_blocks", "decode_times"},
         {"queues", "plan_builder", "resource"},
         {"adaptive_depth", "priority_share", "promises.step_model", "promises.stream_share"},
+        {"later_share"},
         {"worker_state"},
         {"results", "placement", "prefills"},
         {"preemption"},

@@ -113,6 +113,7 @@ WINGS = {
         (f"{WORKER}/repetition",),
         (f"tests/{WORKER}/repetition", "tests/mesh/test_repetition.py"),
     ),
+    "expert_loads": Wing((f"{WORKER}/expert_loads",), (f"tests/{WORKER}/expert_loads",)),
     "code_cache": Wing((f"{WORKER}/weights/cache",), (f"tests/{WORKER}/cache",)),
     "text": Wing((f"{GATEWAY}/text",), (f"tests/{GATEWAY}/text",)),
     "foreign": Wing(
@@ -267,6 +268,9 @@ WINGS = {
     ),
     "adaptive_depth": Wing(
         ("services/scheduler/adaptive_depth",), ("tests/services/scheduler/adaptive_depth",)
+    ),
+    "later_share": Wing(
+        ("services/scheduler/later_share",), ("tests/services/scheduler/later_share",)
     ),
     "promises": Wing(("services/scheduler/promises",), ("tests/services/scheduler/promises",)),
     "moves": Wing(

@@ -14,6 +14,7 @@ from math import inf
 from services.scheduler.adaptive_depth.draft_depth import AdaptiveDepth
 from services.scheduler.allocation import Allocation
 from services.scheduler.kv_blocks import KVBlocks
+from services.scheduler.later_share.later_share import LaterShare
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import DraftDepth, PlanBuilder, StreamShare
 from services.scheduler.priority_share import PriorityShare
@@ -33,7 +34,11 @@ DEPTHS: tuple[type[DraftDepth], ...] = (
     AdaptiveDepth,
     DraftDepth,
 )
-SHARES: tuple[type[StreamShare], ...] = (
+PRIORITY_SHARES: tuple[type[PriorityShare], ...] = (
+    LaterShare,
+    PriorityShare,
+)
+STREAM_SHARES: tuple[type[StreamShare], ...] = (
     PromisedShare,
     StreamShare,
 )
@@ -82,8 +87,8 @@ class WorkerState:
         self.ran_isolated = False
         self.step_s = inf
         self.draft_depth = DEPTHS[0](capacity)
-        self.priority_share = PriorityShare(priority_share, capacity.max_num_batched_tokens)
-        self.stream_share = SHARES[0](stream_rate, capacity)
+        self.priority_share = PRIORITY_SHARES[0](priority_share, capacity.max_num_batched_tokens)
+        self.stream_share = STREAM_SHARES[0](stream_rate, capacity)
         self._verify_depth = 0  # most drafts of a sequence after the last plan
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []

@@ -1,7 +1,7 @@
 """Time share for sequences of a later priority next to earlier ones. Pure.
 
-A plan first computes its *first* sequences, which yield to no other. The *later* ones join it only
-as often as their share of the time allows, or always if no first sequence is left.
+Later sequences join a plan only as often as their share of the time allows, or always if no first
+sequence is left.
 
 **Account.** Each step in which later sequences have work adds its time, times the share, to their
 balance. A step they join subtracts its cost: its time beyond the typical time of the last
@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from math import inf
 
 from services.scheduler.decode_times import NUM_TIMES, DecodeTimes
-from services.scheduler.queues import WaitingQueue
-from services.scheduler.sequence import Sequence
+from services.scheduler.priority_share import PriorityShare
 from shared.wire.messages import StepPlan, StepResult
 
 PERIOD = 8
@@ -35,41 +34,6 @@ MIN_TOKENS = 16
 LINGER_S = 1.0
 MAX_SAVED = 4  # steps of income, or of expected cost, that the balance may hold
 SMOOTHING = 1 / 4  # weight of a new cost in the expected one
-
-
-class PriorityGroups:
-    """Splits runnable sequences, given oldest first, into those with priority (``first``) and those
-    that yield to one of them or to a waiting one (``later``). ``has_later``: there are later
-    sequences, running or waiting. ``is_past``: the first ones are planned."""
-
-    def __init__(self, running: list[Sequence], waiting: WaitingQueue) -> None:
-        self.first: list[Sequence] = []
-        self.later: list[Sequence] = []
-        self.has_later = self.is_past = False
-        leader = waiting.leader_of(running[-1]) if running else None
-        self._heads = [leader] if leader is not None else []
-        if leader is None and len({each.options.priority for each in running}) <= 1:
-            self.first, self._heads = running, running[:1]  # none yields: skip the loop
-            return
-        for sequence in running:
-            if self.leads(sequence):
-                self.later.append(sequence)
-            else:
-                self.first.append(sequence)
-                self.admit(sequence)
-        self.has_later = bool(self.later)
-
-    def admit(self, sequence: Sequence) -> None:
-        """Adds a computed sequence."""
-        if not self.is_past and not any(
-            each.options.priority <= sequence.options.priority and each.order < sequence.order
-            for each in self._heads
-        ):
-            self._heads.append(sequence)
-
-    def leads(self, sequence: Sequence) -> bool:
-        """True if ``sequence`` yields to one of them."""
-        return any(map(sequence.yields_to, self._heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +45,8 @@ class _Turn:
     is_joined: bool
 
 
-class PriorityShare:
-    """The account of one worker. Later sequences get ``share`` of its time, and up to
-    ``max_tokens`` of a step they join."""
+class LaterShare(PriorityShare):
+    """The account of one worker. Later sequences get ``share`` of its time."""
 
     def __init__(self, share: float, max_num_batched_tokens: int) -> None:
         self.max_tokens = min(MIN_TOKENS, max_num_batched_tokens)
@@ -97,12 +60,9 @@ class PriorityShare:
 
     @property
     def expects_first(self) -> bool:
-        """True if first sequences ran so recently that another may arrive."""
         return self._alone_s < LINGER_S
 
     def join(self, plan: StepPlan) -> bool:
-        """Returns True if later sequences join ``plan``, which has the rows of the first ones. They
-        never join a plan of several steps."""
         is_joined = plan.num_steps == 1 and self.may_join(len(plan.decode), bool(plan.prefill))
         self._num_without = 0 if is_joined else self._num_without + plan.num_steps
         self._num_joined = self._num_joined + 1 if is_joined else 0
@@ -110,12 +70,10 @@ class PriorityShare:
         return is_joined
 
     def has_joined(self, plan: StepPlan) -> bool:
-        """True if later sequences are in ``plan``, which is in flight."""
         turn = self._turns.get(plan.step)
         return turn is not None and _num_later(plan, turn) > 0
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """Learns from ``result``, the result of ``plan``."""
         turn = self._turns.pop(plan.step, None)
         num_later = _num_later(plan, turn) if turn is not None else 0
         if not num_later and plan.decode and not plan.prefill:
@@ -132,8 +90,6 @@ class PriorityShare:
         self._balance_s = min(self._balance_s + income_s - cost_s, max(income_s, most_s))
 
     def may_join(self, num_decode: int, has_prefill: bool = False) -> bool:
-        """Returns True if later sequences may join a plan with ``num_decode`` first sequences that
-        decode, and with prompts of first ones if ``has_prefill``."""
         if self._num_without + 1 >= LONGEST_PERIOD:
             return True
         if self._num_joined >= NUM_TIMES:

@@ -17,11 +17,6 @@ MAX_GROUPS = 8  # of the trunk's layers
 MTP_LAYERS = "mtp"
 
 
-def has_experts(model: DecoderLM) -> bool:
-    """True if a layer on this rank has experts."""
-    return any(isinstance(module, Experts) for module in model.modules())
-
-
 class ExpertLoads(Collector):
     """Counts the tokens of each of ``model``'s experts on ``device``.
 

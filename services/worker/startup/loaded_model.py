@@ -10,9 +10,10 @@ from typing import cast
 import msgspec
 import numpy as np
 import torch
+from prometheus_client.registry import Collector
 
 from services.worker.backends.operators import Operators
-from services.worker.expert_loads import ExpertLoads, has_experts
+from services.worker.layers.experts import has_experts
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.hardware import (
     Memory,
@@ -38,7 +39,7 @@ from services.worker.startup.additions import (
     operators_of,
 )
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.implementations import GUIDES
+from services.worker.startup.implementations import GUIDES, count_loads
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import (
     ModelShape,
@@ -115,7 +116,7 @@ class LoadedModel:
     pooler: Pooler | None
     parallel: Parallel = ALONE
     ranks: Parallel = ALONE
-    expert_loads: ExpertLoads | None = None
+    expert_loads: Collector | None = None
     additions: Sequence[Addition] = ()
 
     @property
@@ -237,7 +238,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             _show_parameters(model, ranks)
             is_whole = parallel.stage.num == 1  # else other stages may have all experts
             if settings.enable_expert_distribution_metrics and (is_whole or has_experts(model)):
-                expert_loads = ExpertLoads(model, device)
+                expert_loads = count_loads(model, device)
             additions = make_additions(added, settings, folder, model, dtype)
         limit_drafts(settings.speculative_config, model)
         computed, sampler = choose(model, settings, dtype, operators_of(additions))

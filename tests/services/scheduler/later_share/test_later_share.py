@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from services.scheduler.priority_share import LONGEST_PERIOD, PERIOD
+from services.scheduler.later_share.later_share import LONGEST_PERIOD, PERIOD
 from services.scheduler.sequence import WaitReason
 from tests.services.scheduler.step_bench import LATER, SHARE, Bench, on_a_cpu, on_a_gpu
 

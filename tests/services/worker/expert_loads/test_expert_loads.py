@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY
 from transformers import DeepseekV3ForCausalLM, Qwen2ForCausalLM
 
 from benchmarks.harness.engines import ENGINES, make_engine
-from services.worker.expert_loads import BOUNDS, MIN_TOKENS, ExpertLoads
+from services.worker.expert_loads.loads import BOUNDS, MIN_TOKENS, ExpertLoads
 from services.worker.metrics import EXPERT_LOADS
 from shared.errors import ConfigError
 from tests.services.worker.checkpoints import random_prompts, save_model
