@@ -25,13 +25,13 @@ from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
-from services.gateway.http.expectation import check_expectation
 from services.gateway.http.failures import (
     add_error_shape,
     answer_errors,
     count_requests,
     name_server,
 )
+from services.gateway.http.head_parser import check_expectation
 from services.gateway.http.known_hosts import known_hosts
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import name_response

@@ -8,11 +8,10 @@ import msgspec
 import numpy as np
 
 from services.tokenizer.chat.fitted import FittedChat, whole
-from services.tokenizer.chat.media_parts import check_media, media_of
 from services.tokenizer.chat.normalize import Message
 from services.tokenizer.detokenize import NO_SEAM, Seam
 from services.tokenizer.history.fit import fit
-from services.tokenizer.media_reader import NO_MEDIA, PromptMedia
+from services.tokenizer.media_reader import NO_MEDIA, PromptMedia, check_media, media_of
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_model import NO_OPTIONS, TextModel

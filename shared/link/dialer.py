@@ -10,8 +10,7 @@ from shared.link.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.link.sockets.connection import DialedConnection, PeerGone
 from shared.link.sockets.context import SocketContext
 from shared.link.sources import AddressSource
-from shared.process.log import peer_text
-from shared.process.log_once import LogOnce
+from shared.process.log import LogOnce, peer_text
 from shared.process.metrics import DIALS_FAILED, PEERS_REFUSED
 from shared.wire.codec import Array, Frame, encode
 from shared.wire.messages import Bye, Hello, Message, Refused, ServiceName

@@ -7,8 +7,7 @@ import logging
 from shared.link.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.link.sockets.connection import LINGER_S, AcceptedConnection, PeerGone
 from shared.link.sockets.context import SocketContext
-from shared.process.log import peer_text
-from shared.process.log_once import LogOnce
+from shared.process.log import LogOnce, peer_text
 from shared.process.metrics import PEERS_REFUSED
 from shared.wire.codec import Array, Frame, encode
 from shared.wire.messages import Bye, Hello, Message, Refused, ServiceName

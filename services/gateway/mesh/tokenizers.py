@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from services.gateway.mesh.backoff import Backoff
+from services.gateway.mesh.losses import Backoff
 from services.gateway.mesh.open_prompt import OpenPrompt
 from shared.errors import (
     RETRY_AFTER_S,

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.chat.replies.events import Event
+from services.gateway.chat.replies.choice_parser import Event
 from services.gateway.text.blocks_reply import BlocksReply
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import CallContext

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.chat.replies.events import Content, Event, Reasoning
+from services.gateway.chat.replies.choice_parser import Content, Event, Reasoning
 from services.gateway.mesh.job import Job, Parsing
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable

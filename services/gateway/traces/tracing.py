@@ -7,9 +7,8 @@ from aiohttp.typedefs import Handler
 
 from services.gateway.http.account import owner_of
 from services.gateway.http.failures import CLIENT_LEFT
-from services.gateway.http.observed import OBSERVER
 from services.gateway.http.request_log import ERROR_CODE, METER
-from services.gateway.http.routes import Load, route_of
+from services.gateway.http.routes import OBSERVER, Load, route_of
 from services.gateway.mesh.observer import Attributes
 from services.gateway.traces.context import HEADER, trace_context
 from services.gateway.traces.request_trace import RequestTrace

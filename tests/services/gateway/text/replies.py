@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from services.gateway.chat.replies.events import (
+from services.gateway.chat.replies.choice_parser import (
     Arguments,
     CallStart,
     Content,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.chat.replies.events import Arguments, CallStart, Content
+from services.gateway.chat.replies.choice_parser import Arguments, CallStart, Content
 from services.gateway.text import source
 from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.known import KNOWN
