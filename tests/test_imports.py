@@ -66,7 +66,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"tokens_message"},
         {"extension"},
         {"metrics", "traces"},
-        {"intake", "cells", "promises", "adapters", "media", "moves", "stores"},
+        {"intake", "cells", "promises", "quarantine", "adapters", "media", "moves", "stores"},
         {"service"},
         {"__main__"},
     ],

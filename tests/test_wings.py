@@ -273,6 +273,9 @@ WINGS = {
         ("services/scheduler/later_share",), ("tests/services/scheduler/later_share",)
     ),
     "promises": Wing(("services/scheduler/promises",), ("tests/services/scheduler/promises",)),
+    "quarantine": Wing(
+        ("services/scheduler/quarantine",), ("tests/services/scheduler/quarantine",)
+    ),
     "moves": Wing(
         (f"{WORKER}/moves", "services/scheduler/moves"),
         (

@@ -78,6 +78,12 @@ class CellExtension(Extension):
     def check(self, arrival: Arrival) -> None:
         """Raises the RequestError that refuses a prompt. It may share the pixels of others."""
 
+    def check_valid(self, arrival: Arrival) -> None:
+        """As ``check``, for a prompt with valid fields."""
+
+    def fail(self, sequence: Sequence, error: RequestError, now_s: float) -> None:
+        """Called for each accepted sequence that the core cannot run any more."""
+
     def why_unservable(self, sequence: Sequence) -> RequestError | None:
         """The reason that no worker can run ``sequence``, if this part is the reason."""
 

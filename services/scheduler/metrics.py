@@ -20,12 +20,6 @@ BLOCKS = Gauge("shoal_kv_blocks", "KV blocks of all workers", ["state"])
 SEQUENCES = Gauge("shoal_sequences", "Entries of the scheduler's table of sequences")
 PREEMPTIONS = Counter("vllm:num_preemptions", "Times a sequence was preempted")
 REQUEUES = Counter("shoal_requeues", "Sequences requeued after their worker died")
-QUARANTINED_REQUESTS = Counter(
-    "shoal_quarantined_requests", "Requests quarantined because workers died under them"
-)
-QUARANTINE_REFUSALS = Counter(
-    "shoal_quarantine_refusals", "Sequences of quarantined requests that were refused"
-)
 BLOCK_LEAK = Gauge("shoal_kv_block_leak", "Blocks that are allocated but that no sequence owns")
 STALLED_WORKERS = Counter(
     "shoal_stalled_workers",

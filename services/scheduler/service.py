@@ -19,6 +19,7 @@ from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, RequestLog,
 from services.scheduler.moves.cell import CellMoves
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.promises.cell import CellPromises
+from services.scheduler.quarantine.cell import CellQuarantine
 from services.scheduler.results import Emission, check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Arrival, Sequence, instance_of
@@ -29,7 +30,6 @@ from services.scheduler.worker_state import LOOK_S, Watchdog
 from shared.errors import (
     NO_WORKER,
     RETRY_AFTER_S,
-    WORKER_DIED,
     CodecError,
     RequestError,
     Unavailable,
@@ -89,6 +89,7 @@ EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
     CellStores,
     CellMoves,
     CellPromises,
+    CellQuarantine,
 ]
 
 
@@ -115,7 +116,7 @@ class SchedulerService:
             priority_share=config.later_priority_share,
             stream_rate=config.min_stream_rate,
         )
-        self._intake = Intake(self._core, config.quarantine_s)
+        self._intake = Intake(self._core)
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
         now_s = time.monotonic()
@@ -376,6 +377,9 @@ class SchedulerService:
         try:
             for each in self._extensions:
                 each.check(arrival)
+            self._intake.check(arrival)
+            for each in self._extensions:
+                each.check_valid(arrival)
             self._intake.add(arrival)
         except RequestError as error:
             peer.send(error.to_failed(generate.request, generate.attempt))
@@ -409,8 +413,8 @@ class SchedulerService:
 
     def _refuse(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
-            if refusal.error.code == WORKER_DIED:
-                self._intake.quarantine(refusal.sequence, time.monotonic())
+            for each in self._extensions:
+                each.fail(refusal.sequence, refusal.error, time.monotonic())
             self._fail(refusal.sequence, refusal.error)
 
     def _forward(self, route: int, emissions: list[Emission], layout: Layout) -> None:

@@ -154,7 +154,7 @@ def test_other_faults_of_a_request_come_first() -> None:
 
 def test_the_intake_tells_the_time_of_the_promise_and_counts() -> None:
     bench = with_prompts(50)
-    intake = Intake(bench.core, 0)
+    intake = Intake(bench.core)
     before = PROMISES.labels("ttft", "refused")._value.get()
     with pytest.raises(Overloaded) as caught:
         intake.add(arrival(600, alone_ms(600), now_s=bench.now_s))

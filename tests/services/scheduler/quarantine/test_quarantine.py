@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.scheduler import intake as module
-from services.scheduler.intake import Quarantine
+from services.scheduler.quarantine import cell as module
+from services.scheduler.quarantine.cell import Quarantine
 from shared.errors import InvalidRequest
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import SamplingParams
