@@ -23,7 +23,7 @@ SOURCES = sorted(
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
 ONLY_IN = {
-    "zmq": ("shared/link/hosts/", "shared/link/keys.py"),
+    "zmq": ("shared/link/hosts/", "shared/link/keys.py", "cli/keys.py"),
     "torch": ("services/worker/", "kernels/", "cli/plan/machine.py", "cli/doctor/device.py"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": (

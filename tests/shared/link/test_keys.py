@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from cli.keys import main
+from cli.keys import main, write_keys
 from shared.errors import ConfigError
-from shared.link.keys import SERVICES, Keys, load_keys, public_path, secret_path, write_keys
+from shared.link.keys import SERVICES, Keys, load_keys, public_path, secret_path
 
 
 @pytest.fixture

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import zmq
 
+from cli.keys import write_keys
 from shared.errors import ConfigError
 from shared.link.hosts import names as names_of_hosts
 from shared.link.hosts.tcp import TcpHosts
-from shared.link.keys import Keys, load_keys, public_path, write_keys
+from shared.link.keys import Keys, load_keys, public_path
 from shared.link.peer import SILENCE_S, Peer
 from shared.link.tcp import BACKLOG
 from shared.process.metrics import PEERS_REFUSED
