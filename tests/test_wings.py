@@ -32,6 +32,7 @@ LISTS = (
     f"{GATEWAY}/app.py",
     "services/tokenizer/prepare.py",
     "services/tokenizer/service.py",
+    "services/tokenizer/text_model.py",
     "services/scheduler/service.py",
     "services/scheduler/worker_state.py",
     f"{WORKER}/models/registry.py",
@@ -79,7 +80,10 @@ def api(name: str, *more_tests: str) -> Wing:
 WINGS = {
     "responses": api("responses", "tests/mesh/test_responses.py"),
     "messages": api("messages", "tests/mesh/test_messages.py"),
-    "pooling": api("pooling"),
+    "pooling": Wing(
+        (f"{GATEWAY}/apis/pooling", "services/tokenizer/pairs"),
+        (f"tests/{GATEWAY}/apis/pooling", "tests/services/tokenizer/pairs"),
+    ),
     "invocations": api("invocations"),
     "mesh_state": api("mesh_state", "tests/mesh/test_mesh_state.py"),
     "batches": Wing(
@@ -87,7 +91,7 @@ WINGS = {
         (f"tests/{GATEWAY}/apis/batches", "tests/shared/batch", "tests/cli/batch"),
     ),
     "guides": Wing(
-        ("services/tokenizer/guides", f"{WORKER}/guides"),
+        ("services/tokenizer/guides", f"{WORKER}/guides", "shared/guides"),
         (
             "tests/services/tokenizer/guides",
             f"tests/{WORKER}/guides",

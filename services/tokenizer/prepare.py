@@ -14,9 +14,8 @@ from services.tokenizer.history.fit import fit
 from services.tokenizer.media_reader import NO_MEDIA, PromptMedia, check_media, media_of
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.text_model import NO_OPTIONS, TextModel
+from services.tokenizer.text_model import NO_OPTIONS, TextModel, Truncation, truncation_of
 from services.tokenizer.text_stream import TextStream
-from services.tokenizer.truncation import Truncation, truncation_of
 from shared.errors import InvalidRequest
 from shared.text import long_json
 from shared.wire.codec import Array

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from services.tokenizer.guides.compose import Dialect
 from shared.dialects.known import KNOWN
-from shared.grammar_limits import PARSER_LIMITS
+from shared.guides.limits import PARSER_LIMITS
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 
 END_IDS = [2, 0]

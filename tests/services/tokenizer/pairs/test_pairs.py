@@ -6,8 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from services.tokenizer.text_model import ChatSettings, TextModel
-from services.tokenizer.truncation import Truncation
+from services.tokenizer.text_model import ChatSettings, TextModel, Truncation
 from shared.errors import InvalidRequest
 from tests.pooling_models import save_tokenizer
 
