@@ -24,7 +24,10 @@ SOURCES = sorted(
 )
 ONLY_IN = {
     "zmq": ("shared/link/hosts/", "shared/link/keys.py", "cli/keys.py"),
-    "torch": ("services/worker/", "kernels/", "cli/plan/machine.py", "cli/doctor/device.py"),
+    "torch": (
+        *("services/worker/", "kernels/"),
+        *("cli/doctor/device.py", "cli/models/check_config.py", "cli/plan/machine.py"),
+    ),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": (
         *("services/tokenizer/", "services/worker/"),
@@ -106,7 +109,7 @@ COMMANDS_MAY_IMPORT = {
     # Drives an engine without the services around it.
     "cli/bench/engine_loop.py": ("shared.", "services.scheduler.", "services.worker."),
     # Uses a service's own code, without the service.
-    "cli/models/check.py": ("shared.", "services.worker."),
+    "cli/models/check_config.py": ("shared.", "services.worker."),
     "cli/tokenize.py": ("cli.", "shared.", "services.tokenizer."),
     "cli/doctor/device.py": ("services.worker.machine.",),
     "cli/collect_env.py": ("cli.", "shared.", "kernels.cpu."),

@@ -20,9 +20,8 @@ from services.gateway.chat.media import Media
 from services.gateway.chat.requests.format_schema import JsonSchema, NamedSchema
 from services.gateway.chat.requests.history import TEXT_SHARE, history_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain
-from services.gateway.chat.requests.parse import Limits, chat_job
+from services.gateway.chat.requests.parse import SWITCHES, Limits, chat_job
 from services.gateway.chat.requests.raw_json import NULL
-from services.gateway.chat.requests.reasoning import SWITCHES
 from services.gateway.chat.requests.schema import ChatRequest
 from services.gateway.chat.requests.unsupported import Neutral
 from services.gateway.http.body import Body
