@@ -12,7 +12,7 @@ from services.gateway.app import APIS, make_app
 from services.gateway.http.admission import Admission
 from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.mesh.mesh_metrics import MeshMetrics
+from services.gateway.mesh.tokenizers import MeshMetrics
 from shared.errors import ConfigError
 from shared.link.address import checked, socket_path
 from shared.link.keys import load_keys

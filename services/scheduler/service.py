@@ -27,13 +27,7 @@ from services.scheduler.stores.cell import CellStores
 from services.scheduler.tokens_message import Forwarding
 from services.scheduler.traces.sequence_spans import SequenceSpans
 from services.scheduler.worker_state import LOOK_S, Watchdog
-from shared.errors import (
-    NO_WORKER,
-    RETRY_AFTER_S,
-    CodecError,
-    RequestError,
-    Unavailable,
-)
+from shared.errors import NO_WORKER, RETRY_AFTER_S, CodecError, RequestError, Unavailable
 from shared.link.extension import is_taken
 from shared.link.keys import load_keys
 from shared.link.link import Link

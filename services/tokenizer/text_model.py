@@ -15,11 +15,17 @@ from services.tokenizer.chat.template import TEMPLATE_ERRORS, ChatTemplate, TooM
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.template_options import check_defaults
 from services.tokenizer.chat.templates import ChatTemplates
-from services.tokenizer.detokenize import NUM_SEAM_IDS, Seam, seam_of
+from services.tokenizer.detokenize import (
+    NUM_SEAM_IDS,
+    SPACE,
+    Seam,
+    partial_ids,
+    seam_of,
+    token_bytes,
+)
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
 from services.tokenizer.pairs.template import find_pair_template
-from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.errors import InvalidRequest
 from shared.model_folder import TOKENIZER_FILE, find_file, read_eos_ids
 from shared.text.utf8 import MAX_CHAR_BYTES

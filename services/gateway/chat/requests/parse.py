@@ -7,9 +7,8 @@ from msgspec import structs
 
 from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.requests import unsupported
-from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.chat_options import NO_LIMIT, chat_options, requested_limit
 from services.gateway.chat.requests.chat_prompt import chat_prompt
-from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
 from services.gateway.chat.requests.options import promise_of, request_options, retention_of
 from services.gateway.chat.requests.output_format import output_format

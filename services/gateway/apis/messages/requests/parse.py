@@ -17,8 +17,8 @@ from services.gateway.apis.messages.requests.schema import (
 )
 from services.gateway.apis.messages.requests.tools import chat_choice, chat_tools, is_parallel
 from services.gateway.chat.media import Media
+from services.gateway.chat.requests.chat_options import TEXT_SHARE, history_limit
 from services.gateway.chat.requests.format_schema import JsonSchema, NamedSchema
-from services.gateway.chat.requests.history import TEXT_SHARE, history_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain
 from services.gateway.chat.requests.parse import SWITCHES, Limits, chat_job
 from services.gateway.chat.requests.raw_json import NULL
