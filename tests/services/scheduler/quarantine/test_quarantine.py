@@ -6,9 +6,10 @@ import pytest
 
 from services.scheduler.quarantine import cell as module
 from services.scheduler.quarantine.cell import Quarantine
+from services.scheduler.sequence import Span
 from shared.errors import InvalidRequest
 from shared.wire.envelope import RequestOptions
-from shared.wire.messages import SamplingParams
+from shared.wire.messages import Item, SamplingParams
 
 PROMPT = np.array([5, 6, 7], np.int32)
 PARAMS = SamplingParams(seed=3, temperature=0.5)
@@ -64,3 +65,18 @@ def test_without_time_nothing_is_refused():
     quarantine = Quarantine(0)
     quarantine.add(PROMPT, PARAMS, PLAIN, now_s=1)
     quarantine.check(PROMPT, PARAMS, PLAIN, now_s=1)
+
+
+def test_a_request_with_another_image_is_not_refused():
+    quarantine, bad, other = Quarantine(600), images("a"), images("b")
+    quarantine.add(PROMPT, PARAMS, PLAIN, 0.0, bad)
+    quarantine.check(PROMPT, PARAMS, PLAIN, 1.0, other)
+    quarantine.check(PROMPT, PARAMS, PLAIN, 1.0)
+    with pytest.raises(InvalidRequest, match="workers died"):
+        quarantine.check(PROMPT, PARAMS, PLAIN, 1.0, bad)
+
+
+def images(letter: str) -> list[Span]:
+    """One, without its pixels."""
+    image = Item(start=1, num_tokens=1, size=(1, 2, 2), digest=16 * letter.encode())
+    return [Span(image, np.zeros(0, np.uint8))]
