@@ -306,7 +306,7 @@ def _show_parameters(model: DecoderLM, ranks: Parallel) -> None:
 def find_native_config(
     settings: WorkerConfig, folder: Path, model_info: ModelInfo, architectures: list[str]
 ) -> ModelConfig | None:
-    """None if transformers computes it. Raises ConfigError."""
+    """For our own computation; None if transformers computes the model. Raises ConfigError."""
     pools = model_info.pooling is not None
     by_transformers = _is_for_transformers(settings.model_impl, architectures)
     if pools and by_transformers and not encodes(architectures):

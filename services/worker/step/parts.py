@@ -18,7 +18,9 @@ from services.worker.step.step import Backend, PendingResult, Step, StepPart
 from shared.wire.messages import ResultRow, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays
 
-ENDINGS: tuple[Callable[[SlotTable], StepPart[Any]], ...] = (Repetitions,)
+ENDINGS: list[Callable[[SlotTable], StepPart[Any]]] = [
+    Repetitions,
+]
 """They end outputs early, and precede logprobs: tokens after the end are dropped."""
 
 
