@@ -87,8 +87,8 @@ lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.h kernels/cpu/*.cpp
 
 docs: $(SETUP) ## write docs/settings.md and the chart's schema from the settings' declarations, docs/cli.md from the commands' help, docs/exactness.md from the rules
-	$(BIN)/python -m shared.settings.page
-	$(BIN)/python -m shared.settings.chart
+	$(BIN)/python -m cli.settings_page
+	$(BIN)/python -m cli.chart_schema
 	$(BIN)/python -m cli.manual
 	$(BIN)/python -m tests.exactness.page
 

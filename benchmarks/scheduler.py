@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from benchmarks.report import spread, write
-from services.scheduler.emission import Emission
+from services.scheduler.results import Emission
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import Arrival
 from services.scheduler.tokens_message import StepEmissions, tokens_of

@@ -1,12 +1,17 @@
 """``shoal keys``: the keys by which services on several machines authenticate each other."""
 
 import json
+import os
 from pathlib import Path
+
+import zmq
 
 from cli.command import run
 from cli.exit_codes import OK
 from cli.flags import Parser
-from shared.link.keys import SERVICES, public_path, secret_path, write_keys
+from shared.errors import ConfigError
+from shared.link.keys import COMMENT, SERVICES, public_path, read_secret, secret_path
+from shared.wire.messages import ServiceName
 
 
 def main(arguments: list[str]) -> int:
@@ -48,3 +53,42 @@ def _advice(folder: Path) -> str:
             " it.",
         ]
     )
+
+
+def write_keys(folder: Path) -> list[ServiceName]:
+    """Makes the missing pairs and returns their services; existing pairs stay.
+
+    Raises ConfigError for a public key without its secret, because the secret is elsewhere.
+    """
+    for service in SERVICES:
+        public, secret = public_path(folder, service), secret_path(folder, service)
+        if public.exists() and not secret.exists():
+            raise ConfigError(f"keys: {public} is there, but not its secret {secret}")
+    try:
+        return [service for service in SERVICES if _complete_pair(folder, service)]
+    except OSError as error:
+        raise ConfigError(f"keys: {error.filename or folder}: {error.strerror}") from None
+
+
+def _complete_pair(folder: Path, service: ServiceName) -> bool:
+    """The secret first: the public key can be made from it if we are stopped in between."""
+    public, secret = public_path(folder, service), secret_path(folder, service)
+    is_new = not secret.exists()
+    if is_new:
+        secret.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(secret, 0o400, f"secret key of the {service}s", zmq.curve_keypair()[1])
+    if not public.exists():
+        public.parent.mkdir(parents=True, exist_ok=True)
+        key = zmq.curve_public(read_secret(secret))
+        _write(public, 0o644, f"public key of the {service}s", key)
+    return is_new
+
+
+def _write(path: Path, mode: int, comment: str, key: bytes) -> None:
+    """The whole file or none."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        os.fchmod(file.fileno(), mode)  # overrides the umask
+        file.write(f"{COMMENT}{comment} of a Shoal mesh\n{key.decode()}\n")
+    part.rename(path)

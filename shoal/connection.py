@@ -14,8 +14,7 @@ import aiohttp
 import msgspec
 
 from shared.errors import ShoalError
-from shared.http_faults import text_of_fault
-from shared.sender import PASSING, Reply, Sender
+from shared.sender import PASSING, Reply, Sender, text_of_fault
 
 MAX_OPEN_REQUESTS = 256
 RETRY_S = 300.0  # a mesh restarts its services meanwhile

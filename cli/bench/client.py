@@ -15,7 +15,7 @@ from cli.bench.settings import Settings
 from cli.bench.stream import Stream, StreamError, message_of_body
 from cli.bench.workload import Request
 from shared.errors import ConfigError
-from shared.http_faults import text_of_fault
+from shared.sender import text_of_fault
 
 CONNECT_TIMEOUT_S = 30.0
 # Less than servers keep connections, or a server might close one we are about to use.

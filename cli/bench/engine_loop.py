@@ -86,7 +86,7 @@ class EngineLoop:
 
     @property
     def num_preemptions(self) -> int:
-        return self._core.planner.num_preemptions
+        return self._core.planner.preemption.num
 
     @property
     def is_idle(self) -> bool:

@@ -30,7 +30,7 @@ def check(folder: Path) -> Verdict:
             folder = found.folder
         find_file(folder, CONFIG_FILE)
         weight_files(folder)
-        from services.worker.startup.config_check import check_config
+        from cli.models.check_config import check_config
 
         config = check_config(folder)
     except ConfigError as error:

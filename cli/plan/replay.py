@@ -105,7 +105,7 @@ class Replay:
             else:
                 self._arrive(waiting.pop(), now_s)
             self._plan(now_s)
-        return Played(list(self._outcomes.values()), self._core.planner.num_preemptions)
+        return Played(list(self._outcomes.values()), self._core.planner.preemption.num)
 
     def _note(self, at_s: float, name: str) -> None:
         self._num_events += 1

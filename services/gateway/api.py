@@ -19,10 +19,9 @@ from services.gateway.http.failures import ErrorShape
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.routes import Load
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.mesh.reports import Reports
 from shared.link.extension import Extension
 from shared.settings.gateway import GatewayConfig
-from shared.wire.messages import Heartbeat
+from shared.wire.messages import Heartbeat, ServiceReport
 
 Prepare = Callable[[web.BaseRequest, web.StreamResponse], Awaitable[None]]
 
@@ -81,7 +80,7 @@ class Core:
     mesh: Mesh
     admission: Admission
     status: Callable[[], Heartbeat]
-    reports: Reports
+    report: Callable[[], ServiceReport]
     internal_socket: Path
     bodies: BodyReader
     intake: Intake

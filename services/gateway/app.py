@@ -9,10 +9,10 @@ from services.gateway.api import Api, Core
 from services.gateway.apis.adapters.endpoint import AdapterApi
 from services.gateway.apis.batches.api import BatchesApi
 from services.gateway.apis.invocations.endpoint import Invocations
+from services.gateway.apis.mesh_state.endpoint import MeshState
 from services.gateway.apis.messages.endpoint import Messages
 from services.gateway.apis.ops.aborts import Aborts
 from services.gateway.apis.ops.info import Info
-from services.gateway.apis.ops.mesh_state import MeshState
 from services.gateway.apis.ops.tokenization import Tokenization
 from services.gateway.apis.pooling.endpoint import PoolingEndpoints
 from services.gateway.apis.responses.endpoint import Responses
@@ -25,13 +25,13 @@ from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
-from services.gateway.http.expectation import check_expectation
 from services.gateway.http.failures import (
     add_error_shape,
     answer_errors,
     count_requests,
     name_server,
 )
+from services.gateway.http.head_parser import check_expectation
 from services.gateway.http.known_hosts import known_hosts
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import name_response
@@ -39,13 +39,12 @@ from services.gateway.http.routes import UNKNOWN, Load
 from services.gateway.http.server import check_head
 from services.gateway.media.images import Images
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.mesh.reports import Reports
 from services.gateway.page.endpoint import Page
 from services.gateway.text.structure import TextStructure
 from services.gateway.traces.endpoint import Traces
 from shared.settings.gateway import GatewayConfig
 from shared.wire.envelope import Promise
-from shared.wire.messages import Heartbeat
+from shared.wire.messages import Heartbeat, ServiceReport
 
 MAKERS: tuple[Callable[[Core], Api], ...] = (
     Chat,
@@ -79,7 +78,7 @@ def make_app(
     mesh: Mesh,
     admission: Admission,
     status: Callable[[], Heartbeat],
-    reports: Reports,
+    report: Callable[[], ServiceReport],
     internal_socket: Path,
 ) -> web.Application:
     """Raises ConfigError."""
@@ -99,7 +98,7 @@ def make_app(
         mesh=mesh,
         admission=admission,
         status=status,
-        reports=reports,
+        report=report,
         internal_socket=internal_socket,
         bodies=bodies,
         intake=intake,

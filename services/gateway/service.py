@@ -12,8 +12,7 @@ from services.gateway.app import APIS, make_app
 from services.gateway.http.admission import Admission
 from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.mesh.mesh_metrics import MeshMetrics
-from services.gateway.mesh.reports import Reports
+from services.gateway.mesh.tokenizers import MeshMetrics
 from shared.errors import ConfigError
 from shared.link.address import checked, socket_path
 from shared.link.keys import load_keys
@@ -54,16 +53,13 @@ class GatewayService:
         self._internal_socket = checked(
             socket_path(config.mesh_dir, "gateway", config.instance, "own")
         )
-        self._reports = Reports(self._report, lambda: self.link.peers)
         app = make_app(
-            *(
-                config,
-                self._mesh,
-                self._admission,
-                self.status,
-                self._reports,
-                self._internal_socket,
-            )
+            config=config,
+            mesh=self._mesh,
+            admission=self._admission,
+            status=self.status,
+            report=self._report,
+            internal_socket=self._internal_socket,
         )
         self._apis = app[APIS]
         self._runner = HttpRunner(app, config)
@@ -128,8 +124,6 @@ class GatewayService:
         match message:
             case Inquire():
                 peer.send(self._report())
-            case ServiceReport():
-                self._reports.receive(message)
             case _:
                 self._mesh.on_message(peer, message, arrays)
 

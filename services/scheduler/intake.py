@@ -1,21 +1,13 @@
-"""Checks of Hellos and Generates, and the quarantine of requests that killed workers."""
+"""Checks of Hellos and Generates."""
 
-import logging
 from collections.abc import Iterable
-from hashlib import blake2b
-from math import ceil
 
-import msgspec
 import numpy as np
 
-from services.scheduler.first_token import PROMISE_OUT_OF_REACH
-from services.scheduler.metrics import PROMISES, QUARANTINE_REFUSALS, QUARANTINED_REQUESTS
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Arrival, Sequence, Span
-from shared.errors import QUARANTINED, InvalidRequest, Overloaded, RequestError
-from shared.process.log import client_text
+from services.scheduler.sequence import Arrival
+from shared.errors import InvalidRequest, Overloaded
 from shared.process.rate import Rate
-from shared.wire.envelope import RequestOptions, hash_root
 from shared.wire.faults import ids_fault, params_fault, pooling_fault
 from shared.wire.kv_groups import has_windows
 from shared.wire.messages import (
@@ -35,56 +27,32 @@ from shared.wire.messages import (
     Hello,
     ModelInfo,
     NewSequence,
-    SamplingParams,
 )
 from shared.wire.same_model import difference
 
-log = logging.getLogger(__name__)
-
 
 class Intake:
-    """Adds sequences to ``core`` or refuses them. Times are monotonic."""
+    """Adds sequences to ``core`` or refuses them. The rate of ``ends`` gives a refused request its
+    retry-after. Times are monotonic."""
 
-    def __init__(self, core: Scheduler, quarantine_s: float) -> None:
+    def __init__(self, core: Scheduler) -> None:
         self._core = core
-        self._quarantine = Quarantine(quarantine_s)
-        self._ends = Rate()
+        self.ends = Rate()
 
     def add(self, arrival: Arrival) -> None:
-        """Adds the sequences as ``Scheduler.add`` does. Raises RequestError if it refuses them."""
-        now_s = arrival.now_s
-        if not self._core.sequences:
-            self._ends.start(now_s)
+        """Adds the sequences of a checked arrival, or refuses them, as ``Scheduler.add`` does."""
         try:
-            self._check(arrival)
-            params, options = arrival.generate.params, arrival.options
-            self._quarantine.check(arrival.prompt, params, options, now_s, arrival.spans)
-            self._core.add(arrival, self._ends.per_s(now_s))
-        except RequestError as error:
-            if error.code == QUARANTINED:
-                QUARANTINE_REFUSALS.inc()
-            if error.code == PROMISE_OUT_OF_REACH:
-                PROMISES.labels("ttft", "refused").inc()
-            if isinstance(error, Overloaded) and error.retry_after_s is None:
-                error.retry_after_s = self._ends.retry_after_s(now_s)
+            self._core.add(arrival)
+        except Overloaded as error:
+            if error.retry_after_s is None:
+                error.retry_after_s = self.ends.retry_after_s(arrival.now_s)
             raise
 
-    def note_ends(self, num: int, now_s: float) -> None:
-        """Counts ``num`` ended sequences; the rate of ends gives a refused request its
-        retry-after."""
-        self._ends.note(num, now_s)
-
-    def quarantine(self, sequence: Sequence, now_s: float) -> None:
-        """Refuses requests equal to the request of ``sequence``, under which workers died, for a
-        while."""
-        QUARANTINED_REQUESTS.inc()
-        name = client_text(sequence.request)
-        log.warning("workers died under request %s: it is quarantined", name)
-        params, options = sequence.params, sequence.options
-        self._quarantine.add(sequence.prompt, params, options, now_s, sequence.spans)
-
-    def _check(self, arrival: Arrival) -> None:
-        """Passes everything while no worker is connected: the core refuses it then."""
+    def check(self, arrival: Arrival) -> None:
+        """Raises InvalidRequest. Passes everything while no worker is connected: the core refuses
+        it then."""
+        if not self._core.sequences:
+            self.ends.start(arrival.now_s)
         capacities = self._core.capacities
         if capacities:
             vocab_size = max(each.vocab_size for each in capacities)
@@ -197,76 +165,3 @@ def _out_of_bounds(sizes: Capacity | ModelInfo) -> str | None:
         if not least <= value <= most:
             return f"{field} is {value}, which is not between {least} and {most}"
     return None
-
-
-MAX_QUARANTINED = 1024
-
-
-class Quarantine:
-    """Requests under which workers died: each new attempt would kill two more. Times are monotonic.
-    Pure.
-
-    Requests are equal if their prompt with its items, parameters and ``hash_root`` are. The seed is
-    left out, since it differs between attempts unless the client sets it, and so are prompt
-    logprobs, since only the first choice asks for them. A new entry beyond ``MAX_QUARANTINED``
-    replaces the oldest.
-    """
-
-    def __init__(self, quarantine_s: float) -> None:
-        self._quarantine_s = quarantine_s
-        self._until_s: dict[bytes, float] = {}  # oldest first
-
-    def __len__(self) -> int:
-        return len(self._until_s)
-
-    def add(
-        self,
-        prompt: np.ndarray,
-        params: SamplingParams,
-        options: RequestOptions,
-        now_s: float,
-        spans: Iterable[Span] = (),
-    ) -> None:
-        digest = _digest(prompt, params, options, spans)
-        self._until_s.pop(digest, None)
-        self._until_s[digest] = now_s + self._quarantine_s
-        self._drop_old(now_s)
-
-    def check(
-        self,
-        prompt: np.ndarray,
-        params: SamplingParams,
-        options: RequestOptions,
-        now_s: float,
-        spans: Iterable[Span] = (),
-    ) -> None:
-        """Raises InvalidRequest for a quarantined request."""
-        self._drop_old(now_s)
-        if not self._until_s:
-            return
-        until_s = self._until_s.get(_digest(prompt, params, options, spans))
-        if until_s is None:
-            return
-        left_s = until_s - now_s
-        raise InvalidRequest(
-            "workers died while they ran this request, so it is not run again for"
-            f" {ceil(left_s)} s (quarantine-s = {self._quarantine_s:g})",
-            code=QUARANTINED,
-            retry_after_s=left_s,
-        )
-
-    def _drop_old(self, now_s: float) -> None:
-        for digest, until_s in list(self._until_s.items()):
-            if until_s > now_s and len(self) <= MAX_QUARANTINED:
-                return
-            del self._until_s[digest]
-
-
-def _digest(
-    prompt: np.ndarray, params: SamplingParams, options: RequestOptions, spans: Iterable[Span]
-) -> bytes:
-    """``prompt`` [prompt_len] int32."""
-    params = msgspec.structs.replace(params, seed=0, prompt_logprobs=None)
-    items = [span.item for span in spans]
-    header = hash_root(options) + msgspec.msgpack.encode((params, items))
-    return blake2b(header + prompt.tobytes(), digest_size=16).digest()

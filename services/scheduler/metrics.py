@@ -1,4 +1,5 @@
-"""Metrics of the scheduler, with vLLM's names where the meaning is the same."""
+"""Metrics of the scheduler, with vLLM's names where the meaning is the same, and the log of ended
+sequences."""
 
 import time
 from dataclasses import dataclass
@@ -6,8 +7,11 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.sequence import Ended, Sequence, instance_of
+from shared.errors import RequestError
+from shared.process.log import log_end
 from shared.wire.kv_groups import tokens_that_fit
-from shared.wire.messages import Overview, RunKind, Stats, StepResult, TokenRun
+from shared.wire.messages import Generate, Overview, RunKind, Stats, StepResult, TokenRun
 
 RUNNING = Gauge("vllm:num_requests_running", "Sequences that have a slot")
 WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for a slot")
@@ -16,12 +20,6 @@ BLOCKS = Gauge("shoal_kv_blocks", "KV blocks of all workers", ["state"])
 SEQUENCES = Gauge("shoal_sequences", "Entries of the scheduler's table of sequences")
 PREEMPTIONS = Counter("vllm:num_preemptions", "Times a sequence was preempted")
 REQUEUES = Counter("shoal_requeues", "Sequences requeued after their worker died")
-QUARANTINED_REQUESTS = Counter(
-    "shoal_quarantined_requests", "Requests quarantined because workers died under them"
-)
-QUARANTINE_REFUSALS = Counter(
-    "shoal_quarantine_refusals", "Sequences of quarantined requests that were refused"
-)
 BLOCK_LEAK = Gauge("shoal_kv_block_leak", "Blocks that are allocated but that no sequence owns")
 STALLED_WORKERS = Counter(
     "shoal_stalled_workers",
@@ -71,11 +69,6 @@ QUEUE_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
              50, 60, 120, 240, 480, 960, 1920, 7680),
 )  # fmt: skip
-PROMISES = Counter(
-    "shoal_promises",
-    "Requests with a promised time (ttft, tpot) that ended, or were refused, by outcome",
-    ["time", "outcome"],
-)
 STEP_PREDICTION = Histogram(
     "shoal_step_prediction_ratio",
     "Time of a plan, relative to its predicted time",
@@ -124,8 +117,8 @@ class CoreMetrics:
 
     def count(self) -> None:
         """Adds the changes since the last call to the counters."""
-        PREEMPTIONS.inc(self._core.planner.num_preemptions - self._num_preemptions)
-        self._num_preemptions = self._core.planner.num_preemptions
+        PREEMPTIONS.inc(self._core.planner.preemption.num - self._num_preemptions)
+        self._num_preemptions = self._core.planner.preemption.num
         REQUEUES.inc(self._core.num_requeues - self._num_requeues)
         self._num_requeues = self._core.num_requeues
         PREFIX_QUERIES.inc(self._core.num_prefix_queries - self._num_prefix_queries)
@@ -140,7 +133,7 @@ class CoreMetrics:
         return {
             "waiting": len(self._core.queues),
             "running": self._num_running,
-            "preemptions": self._core.planner.num_preemptions,
+            "preemptions": self._core.planner.preemption.num,
             "prefix_queries": self._core.num_prefix_queries,
             "prefix_hits": self._core.num_prefix_hits,
         }
@@ -309,3 +302,36 @@ class RecentSteps:
             is_recent = elapsed_s < 2 * SPAN_S
             self._before = self._now if is_recent else _Span(now_s - SPAN_S)
             self._now = _Span(now_s)
+
+
+EVENT = "sequence ended"
+
+
+class RequestLog:
+    """Logs each sequence at its end, with times: the core has no clock. Keeps the time each waited
+    for its first plan. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self._queued_s: dict[tuple[str, int], float] = {}
+
+    def refuse(self, generate: Generate, error: RequestError) -> None:
+        for each in generate.sequences:
+            log_end(EVENT, each.request, attempt=generate.attempt, reason=error.code)
+
+    def begin(self, newcomers: list[Sequence], now_s: float) -> None:
+        for sequence in newcomers:
+            self._queued_s[sequence.key] = now_s - sequence.arrived_s
+
+    def end(self, ended: Ended, now_s: float) -> None:
+        sequence = ended.sequence
+        worker_id = sequence.last_worker_id
+        log_end(
+            EVENT,
+            sequence.request,
+            attempt=sequence.attempt,
+            reason=ended.reason,
+            worker=instance_of(worker_id) if worker_id is not None else None,
+            queued_s=self._queued_s.pop(sequence.key, now_s - sequence.arrived_s),
+            num_preemptions=sequence.num_preemptions,
+            num_worker_deaths=sequence.num_worker_deaths,
+        )

@@ -1,17 +1,79 @@
-"""Collects the rows of one StepPlan."""
+"""Collects the rows of one StepPlan; the depth of its drafts, and the room for prompts."""
+
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
 
-from services.scheduler.draft_depth import room_for_drafts
 from services.scheduler.sequence import Sequence
 from shared.wire.faults import list_bytes
-from shared.wire.messages import Admit, Decode, Extend, Item, PlanRow, Prefill, StepPlan
+from shared.wire.messages import (
+    MAX_BATCHED_TOKENS,
+    MAX_STEPS,
+    Admit,
+    Capacity,
+    Decode,
+    Extend,
+    Item,
+    PlanRow,
+    Prefill,
+    StepPlan,
+    StepResult,
+)
 
 # A plan is a header of at most 4 MiB, mostly lists of blocks and ids.
 MAX_ADMIT_BYTES = 2 << 20
 MAX_ARRAY_BYTES = 16 << 20  # of ids, of which each choice of a prompt has a copy, and pixels
 MAX_ITEM_BYTES = 64  # in the header
+
+
+class DraftDepth:
+    """The fixed depth ``now`` of the next plan, which has at most ``max_num_steps`` steps."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.now = capacity.num_speculative_tokens
+        self.max_num_steps = MAX_STEPS
+
+    def note(self, plan: StepPlan, result: StepResult) -> None:
+        """Learns from ``result``, the result of ``plan``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Prompts may have ``num_tokens`` of the next step; 0: the streams first decode alone for
+    ``num_steps``."""
+
+    num_tokens: int = MAX_BATCHED_TOKENS
+    num_steps: int = 0
+
+
+class StreamShare:
+    """The share of prompts in steps with decoding sequences (streams) of one worker: all. The least
+    ``rate`` of a stream is relative to its rate without prompts."""
+
+    last_ratio = 0.0  # of the last plan's time to its prediction; 0: it had none
+
+    def __init__(self, rate: float, capacity: Capacity) -> None: ...
+
+    def room(self, streams: list[Sequence], num_wanted: int, num_keys: int) -> Room:
+        """Returns the room beside ``streams`` for prompts that want ``num_wanted`` tokens, the
+        first of them after ``num_keys`` computed ones. Must be called for each plan."""
+        return Room()
+
+    def note_admission(self, sequence: Sequence) -> None:
+        """``sequence`` gets a slot."""
+
+    def send(self, plan: StepPlan, num_pairs: int) -> None:
+        """Accounts for ``plan``, whose prompts see ``num_pairs`` of token and key."""
+
+    def note(self, plan: StepPlan, result: StepResult) -> None:
+        """Learns from ``result``, the result of ``plan``."""
+
+
+def room_for_drafts(budget: int, num_decoding: int) -> int:
+    """Returns the most drafts that each of ``num_decoding`` sequences may verify. Half of the
+    budget left after their own tokens is kept for prompts."""
+    return max(0, (budget - num_decoding) // (2 * num_decoding))
 
 
 class PlanBuilder:

@@ -9,7 +9,7 @@ waits again with all its output.
 **Credit.** Sequences without credit are not computed, and are preempted first if another needs
 their slot or blocks.
 
-**Owners.** Sequences of several API keys are admitted in turn (``fair_order.py``).
+**Owners.** Sequences of several API keys are admitted in turn (``FairOrder``).
 
 **Priority.** If the first waiting sequence has no room on any worker, running sequences of a later
 priority after it in the order are preempted for it (``preemption.py``). Next to an earlier sequence
@@ -20,10 +20,13 @@ blocks meanwhile.
 resource bounds its wait (``resource.py``).
 
 **Promises.** Prompts join decoding sequences as far as the promised time per token allows
-(``stream_share.py``).
+(``StreamShare``).
 
-**Several steps.** If steps are short, a decode-only plan has several (``plan_length.py``).
-Lower-priority sequences shorten a plan only if their share has them join it.
+**Several steps.** A decode-only plan has several steps if a step is shorter than the planning. All
+tokens of a plan arrive at once, and a new prompt waits for the plans in flight, so the steps of a
+plan last at most ``PLAN_S`` together. A plan has one step if another sequence waits for its end;
+lower-priority sequences shorten it only if their share has them join it. Credit, lengths and free
+blocks of the sequences bound the number of steps.
 
 **Speculation.** A step verifies the drafts made by the step before, so a sequence gets at least one
 id per step and at most one more than it has drafts. Blocks are reserved for the maximum; the result
@@ -43,15 +46,16 @@ from collections.abc import Iterable
 from functools import partial
 
 from services.scheduler.placement import Placement
-from services.scheduler.plan_builder import PlanBuilder
-from services.scheduler.plan_length import lengthen
+from services.scheduler.plan_builder import PlanBuilder, Room
 from services.scheduler.preemption import Preemption
 from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.priority_share import PriorityGroups
 from services.scheduler.queues import NUM_LOOKED_AT, Queues, WaitingQueue
 from services.scheduler.sequence import Sequence, WaitReason
-from services.scheduler.stream_share import Room
 from services.scheduler.worker_state import WorkerState
+from shared.wire.messages import MAX_STEPS
+
+PLAN_S = 0.01
 
 
 class Planner:
@@ -68,13 +72,13 @@ class Planner:
         pipeline_depth: int,
         prefill_limits: PrefillLimits,
     ) -> None:
-        self.num_preemptions = self.num_admitted = self.num_tries = 0
+        self.num_admitted = self.num_tries = 0
         self.wait_reason = WaitReason.PLANS_IN_FLIGHT
         self._queues = queues
         self._placement = placement
         self._pipeline_depth = pipeline_depth
         self._prefill_limits = prefill_limits
-        self._preemption = Preemption(queues.waiting, placement, prefill_limits)
+        self.preemption = Preemption(queues, placement, prefill_limits)
 
     def next_plan(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder | None:
         """Returns None if the worker may not run ahead or has nothing to do.
@@ -91,7 +95,7 @@ class Planner:
             not worker.is_leaving
             and self._first_isolated(worker) is None
             and not worker.is_short_of_blocks
-            and self._preemption.inferior(worker, num_absorbed) is None
+            and self.preemption.inferior(worker, num_absorbed) is None
         )
 
     def is_in_need(self, worker: WorkerState) -> bool:
@@ -131,11 +135,11 @@ class Planner:
 
     def _plan_batch(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
         """Computes all sequences that are not isolated, and admits more unless blocks are short."""
-        num_preemptions = self.num_preemptions
+        num_preemptions = self.preemption.num
         extensions = self._reserve(worker)
-        is_short_of_blocks = self.num_preemptions > num_preemptions
-        if not is_short_of_blocks:
-            self._make_room(worker, num_absorbed)
+        is_short_of_blocks = self.preemption.num > num_preemptions
+        if not is_short_of_blocks and (first := self._first_for(worker, self._queues.waiting)):
+            self.preemption.make_room(worker, first, num_absorbed)
         builder = worker.begin_plan()
         running = []
         for sequence, blocks in extensions:
@@ -170,9 +174,9 @@ class Planner:
         builder.share_budget(len(decoding))
         room = self._room_for_prompts(worker, groups, decoding, prompts)
         if room.num_steps:
-            lengthen(worker, builder, decoding, room.num_steps)
+            _lengthen(worker, builder, decoding, room.num_steps)
         elif not prompts and self._may_be_long(worker, groups, len(decoding)):
-            lengthen(worker, builder, decoding)
+            _lengthen(worker, builder, decoding)
         for sequence in decoding:
             builder.compute(sequence, builder.budget)
         if room.num_steps:
@@ -247,14 +251,14 @@ class Planner:
         self.wait_reason = WaitReason.ISOLATED
         if isolated.allocation is None:
             while not worker.has_room_for(isolated):
-                self.preempt(worker, WaitReason.ISOLATED)
+                self.preemption.preempt(worker, WaitReason.ISOLATED)
             builder = worker.begin_plan()
             self._queues.isolated.try_remove(isolated)
             worker.allocate(isolated)
             builder.admit(isolated)
         else:
             while (blocks := worker.try_extend(isolated)) is None:
-                self.preempt(worker, WaitReason.ISOLATED, spared=isolated)
+                self.preemption.preempt(worker, WaitReason.ISOLATED, spared=isolated)
             builder = worker.begin_plan()
             builder.extend(isolated, blocks)
         builder.compute(isolated, builder.budget)
@@ -270,28 +274,8 @@ class Planner:
                 if blocks is not None:
                     extensions.append((sequence, blocks))
                     break
-                self.preempt(worker)
+                self.preemption.preempt(worker)
         return extensions
-
-    def _make_room(self, worker: WorkerState, num_absorbed: int) -> None:
-        """Preempts sequences without credit, then sequences of a later priority, until the first
-        waiting sequence has room. Ones that starve for a resource get the room of the former. None
-        loses its KV for a sequence that lacks more than that."""
-        first = self._first_for(worker, self._queues.waiting)
-        if first is None:
-            return
-        starved = (each.starved for each in worker.resources)
-        for each in (first, *filter(None, starved)):
-            if not worker.paused:
-                break
-            later = (other for other in worker.running.values() if other.yields_to(each))
-            if worker.has_room_without({*worker.paused, *later}, each):
-                while worker.paused and not worker.has_room_for(each):
-                    self.preempt(worker)
-        if worker.in_flight:
-            return
-        while inferior := self._preemption.inferior(worker, num_absorbed):
-            self._take_slot(worker, inferior, WaitReason.PRIORITY)
 
     def _admit(
         self,
@@ -376,25 +360,48 @@ class Planner:
         sequence.num_passed_over += 1
         return True
 
-    def preempt(
-        self,
-        worker: WorkerState,
-        why: WaitReason = WaitReason.KV_BLOCKS,
-        spared: Sequence | None = None,
-    ) -> None:
-        """Takes slot and blocks from a sequence without credit, else from the youngest with the
-        reason ``why``."""
-        others = [each for each in worker.running.values() if each is not spared]
-        sequence = max(others, key=lambda each: (not each.has_credit, each.order))
-        self._take_slot(worker, sequence, why)
-
-    def _take_slot(self, worker: WorkerState, sequence: Sequence, why: WaitReason) -> None:
-        worker.remove(sequence)
-        self._queues.put_back(sequence, why if sequence.has_credit else WaitReason.CREDIT)
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-
 
 def _are_later(sequences: Iterable[Sequence]) -> bool:
     """True if all are of a later priority than 0, the default of clients."""
     return all(each.options.priority > 0 for each in sequences)
+
+
+def _lengthen(
+    worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence], most: int = MAX_STEPS
+) -> None:
+    """Gives an empty plan several steps, at most ``most``, and ``decoding``, the only sequences it
+    computes, the blocks for them."""
+    num_wanted = min(most, _num_wanted(worker, builder, decoding))
+    num_steps = _num_with_blocks(worker, decoding, num_wanted)
+    if num_steps == 1:
+        return
+    builder.ask_for(num_steps)
+    for sequence in decoding:
+        blocks = worker.try_extend(sequence, num_steps)
+        assert blocks is not None
+        builder.extend(sequence, blocks)
+
+
+def _num_wanted(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence]) -> int:
+    """Each step verifies the drafts of the step before, so both depths must be equal."""
+    longest = min(worker.capacity.max_num_steps, worker.draft_depth.max_num_steps)
+    is_steady = builder.verify_depth == builder.plan.draft_depth
+    if longest == 1 or not decoding or not worker.is_proven or not is_steady:
+        return 1
+    if not all(each.allocated.may_have_drafts for each in decoding):
+        return 1
+    depth, vocab_size = builder.verify_depth, worker.capacity.vocab_size
+    limits = [each.max_steps(depth, vocab_size) for each in decoding]
+    limits += [worker.num_steps_left(each) for each in decoding]
+    if longest * worker.step_s > PLAN_S:
+        limits.append(int(PLAN_S / worker.step_s))
+    return max(1, min(longest, *limits))
+
+
+def _num_with_blocks(worker: WorkerState, decoding: list[Sequence], num_wanted: int) -> int:
+    """Lowers ``num_wanted`` to the number of steps with enough free blocks."""
+    for num_steps in range(num_wanted, 1, -1):
+        num_lacking = sum(worker.num_blocks_lacking(each, num_steps) for each in decoding)
+        if num_lacking <= worker.pool.num_free:
+            return num_steps
+    return 1

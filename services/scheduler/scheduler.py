@@ -26,15 +26,14 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from services.scheduler.emission import Emission, apply_result
-from services.scheduler.first_token import check_first_token
-from services.scheduler.handover import Handover
 from services.scheduler.limits import LacksBlocks, check_length
 from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
+from services.scheduler.preemption import Handover
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
 from services.scheduler.resource import Resource
+from services.scheduler.results import Emission, apply_result
 from services.scheduler.sequence import Arrival, Ended, Sequence, WaitReason
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
@@ -104,10 +103,11 @@ class Scheduler:
         # In tokens of newcomers' prompts; cut: known to groups without a window alone.
         self.num_prefix_queries = self.num_prefix_hits = self.num_prefix_cut = 0
         self.capacities: list[Capacity] = []  # of all workers, without repetition
+        self.checks: list[Callable[[Sequence], None]] = []  # of optional parts; each may refuse
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._in_need: dict[str, None] = {}
         self._priority_step_s = priority_step_s
-        self._prefill_limits = prefill_limits
+        self.prefill_limits = prefill_limits
         self._priority_share = priority_share
         self._stream_rate = stream_rate
         self._caches_prefixes = caches_prefixes
@@ -212,9 +212,9 @@ class Scheduler:
 
     # --- sequences ------------------------------------------------------------------------------
 
-    def add(self, arrival: Arrival, ends_per_s: float = 0.0) -> None:
+    def add(self, arrival: Arrival) -> None:
         """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that
-        refuses them. ``ends_per_s``: the rate at which sequences end; 0 if unknown."""
+        refuses them."""
         generate, options = arrival.generate, arrival.options
         self._check(generate, len(arrival.prompt))
         due_s = arrival.now_s + options.priority * self._priority_step_s
@@ -239,11 +239,11 @@ class Scheduler:
                 hits=self._left_hits.pop(new.request, {}),
             )
             sequences.append(sequence)
-        workers, waiting = self.workers.values(), self.queues.waiting
-        if not any(worker.fits(sequences[0]) for worker in workers):
+        if not any(worker.fits(sequences[0]) for worker in self.workers.values()):
             text = "no worker has both the room and the resources that the request needs"
             raise Unavailable(text, code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
-        check_first_token(workers, waiting, self._prefill_limits, sequences[0], ends_per_s)
+        for check in self.checks:
+            check(sequences[0])
         self._num_added += len(sequences)
         for sequence in sequences:
             self.sequences[sequence.key] = sequence

@@ -12,32 +12,22 @@ from msgspec.structs import replace
 
 from services.scheduler.adapters.cell import CellAdapters
 from services.scheduler.cells.handover import CellHandover
-from services.scheduler.emission import Emission
-from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.extension import Cell, CellExtension, Observer, OtherCells
 from services.scheduler.intake import Intake, why_refused
 from services.scheduler.media.cell import CellMedia
-from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
+from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, RequestLog, StepMetrics
 from services.scheduler.moves.cell import CellMoves
-from services.scheduler.observer import Observer
-from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
-from services.scheduler.promises import Promises
-from services.scheduler.request_log import RequestLog
-from services.scheduler.result_check import check_result
+from services.scheduler.promises.cell import CellPromises
+from services.scheduler.quarantine.cell import CellQuarantine
+from services.scheduler.results import Emission, check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Arrival, Sequence, instance_of
 from services.scheduler.stores.cell import CellStores
 from services.scheduler.tokens_message import Forwarding
 from services.scheduler.traces.sequence_spans import SequenceSpans
-from services.scheduler.watchdog import LOOK_S, Watchdog
-from shared.errors import (
-    NO_WORKER,
-    RETRY_AFTER_S,
-    WORKER_DIED,
-    CodecError,
-    RequestError,
-    Unavailable,
-)
+from services.scheduler.worker_state import LOOK_S, Watchdog
+from shared.errors import NO_WORKER, RETRY_AFTER_S, CodecError, RequestError, Unavailable
 from shared.link.extension import is_taken
 from shared.link.keys import load_keys
 from shared.link.link import Link
@@ -92,6 +82,8 @@ EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
     CellMedia,
     CellStores,
     CellMoves,
+    CellPromises,
+    CellQuarantine,
 ]
 
 
@@ -118,10 +110,9 @@ class SchedulerService:
             priority_share=config.later_priority_share,
             stream_rate=config.min_stream_rate,
         )
-        self._intake = Intake(self._core, config.quarantine_s)
+        self._intake = Intake(self._core)
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
-        self._promises = Promises()
         now_s = time.monotonic()
         self._observer = OBSERVERS[0](self._core, config.instance, self._send_report, now_s)
         self._steps = StepMetrics(self._core)
@@ -131,7 +122,14 @@ class SchedulerService:
         self._worker_ids: dict[Peer, str] = {}
         others = self._core, self._routes, config.instance, self._plan_soon
         self._other_cells = CELLS[0](*others)
-        cell = Cell(config, self._core, self._workers, self._other_cells, self._note_fits)
+        cell = Cell(
+            config=config,
+            core=self._core,
+            workers=self._workers,
+            others=self._other_cells,
+            on_fits=self._note_fits,
+            ends=self._intake.ends,
+        )
         self._extensions = [make(cell) for make in EXTENSIONS]
         self._inquiries = Inquiries()
         self._new_ids = count()
@@ -373,6 +371,9 @@ class SchedulerService:
         try:
             for each in self._extensions:
                 each.check(arrival)
+            self._intake.check(arrival)
+            for each in self._extensions:
+                each.check_valid(arrival)
             self._intake.add(arrival)
         except RequestError as error:
             peer.send(error.to_failed(generate.request, generate.attempt))
@@ -392,7 +393,8 @@ class SchedulerService:
         self._steps.end(worker_id, result, now_s)
         for report in result.spans:
             self._observer.forward(report)
-        self._promises.note(emissions, now_s)
+        for each in self._extensions:
+            each.note(emissions, now_s)
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
@@ -405,8 +407,8 @@ class SchedulerService:
 
     def _refuse(self, refusals: list[Refusal]) -> None:
         for refusal in refusals:
-            if refusal.error.code == WORKER_DIED:
-                self._intake.quarantine(refusal.sequence, time.monotonic())
+            for each in self._extensions:
+                each.fail(refusal.sequence, refusal.error, time.monotonic())
             self._fail(refusal.sequence, refusal.error)
 
     def _forward(self, route: int, emissions: list[Emission], layout: Layout) -> None:
@@ -443,10 +445,11 @@ class SchedulerService:
         now_s = time.monotonic()
         self._observer.account(now_s)
         if all_ended := self._core.take_ended():
-            self._intake.note_ends(len(all_ended), now_s)
+            self._intake.ends.note(len(all_ended), now_s)
             for ended in all_ended:
                 self._log.end(ended, now_s)
-                self._promises.end(ended, now_s)
+                for each in self._extensions:
+                    each.end(ended, now_s)
                 self._observer.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from services.scheduler.emission import Emission
+from services.scheduler.results import Emission
 from services.scheduler.sequence import Sequence
 from shared.link.peer import Peer
 from shared.wire.messages import (

@@ -1,26 +1,48 @@
-"""The scheduler's view of one worker: its blocks, its slots, its plans in flight."""
+"""The scheduler's view of one worker: its blocks, its slots, its plans in flight.
+
+**Stages.** The stages of a pipeline compute one plan each at the same time. A plan must not compute
+a sequence with a token pending in another of these plans. A decoding sequence is therefore in one
+of ``num_stages`` consecutive plans, and each plan has its share of all decoding sequences. Prompts
+are not shared out: their chunks may follow each other at once.
+"""
 
 from collections import deque
 from collections.abc import Collection
+from itertools import islice
 from math import inf
 
+from services.scheduler.adaptive_depth.draft_depth import AdaptiveDepth
 from services.scheduler.allocation import Allocation
-from services.scheduler.draft_depth import DraftDepth
 from services.scheduler.kv_blocks import KVBlocks
+from services.scheduler.later_share.later_share import LaterShare
 from services.scheduler.limits import fits
-from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.plan_builder import DraftDepth, PlanBuilder, StreamShare
 from services.scheduler.priority_share import PriorityShare
+from services.scheduler.promises.stream_share import PromisedShare
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence
-from services.scheduler.stages import is_in_other_stages, with_share
-from services.scheduler.stream_share import StreamShare
 from shared.errors import CodecError
 from shared.wire.kv_groups import COPY_INTERVAL
 from shared.wire.messages import Capacity, PlanRow, StepPlan, StepResult
 
+LOOK_S = 1.0
 PROBATION_STEPS = 16  # a broken worker dies within them
 LOADED_PART = 7 / 8
 """The part of a block that counts as cached if it has to be loaded. Chosen, not measured."""
+
+DEPTHS: tuple[type[DraftDepth], ...] = (
+    AdaptiveDepth,
+    DraftDepth,
+)
+PRIORITY_SHARES: tuple[type[PriorityShare], ...] = (
+    LaterShare,
+    PriorityShare,
+)
+STREAM_SHARES: tuple[type[StreamShare], ...] = (
+    PromisedShare,
+    StreamShare,
+)
+"""The first one of each is used."""
 
 
 class WorkerState:
@@ -64,9 +86,9 @@ class WorkerState:
         self.next_look = 0
         self.ran_isolated = False
         self.step_s = inf
-        self.draft_depth = DraftDepth(capacity)
-        self.priority_share = PriorityShare(priority_share, capacity.max_num_batched_tokens)
-        self.stream_share = StreamShare(stream_rate, capacity)
+        self.draft_depth = DEPTHS[0](capacity)
+        self.priority_share = PRIORITY_SHARES[0](priority_share, capacity.max_num_batched_tokens)
+        self.stream_share = STREAM_SHARES[0](stream_rate, capacity)
         self._verify_depth = 0  # most drafts of a sequence after the last plan
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
@@ -172,7 +194,7 @@ class WorkerState:
         found = sorted(filter(self._may_run, self.running.values()), key=_order)
         if self.capacity.num_stages == 1:
             return found
-        return with_share(found, self.running.values(), self.capacity.num_stages)
+        return self._share_of(found)
 
     @property
     def is_short_of_blocks(self) -> bool:
@@ -325,10 +347,63 @@ class WorkerState:
         num_due = sequence.allocated.num_due
         if not num_due:
             return True
-        if is_in_other_stages(sequence.allocated, self.in_flight, self.capacity.num_stages):
+        if self._is_in_other_stages(sequence.allocated):
             return False
         is_full = sequence.num_known + num_due >= self.capacity.max_model_len
         return sequence.may_emit_more and not is_full
+
+    def _is_in_other_stages(self, allocation: Allocation) -> bool:
+        """True if a token of the sequence is pending in one of the last plans in flight, which
+        other stages would compute at the same time as the next plan."""
+        if self.capacity.num_stages == 1:
+            return False
+        beside = list(islice(reversed(self.in_flight), self.capacity.num_stages - 1))
+        return bool(beside) and allocation.last_step >= beside[-1].step
+
+    def _share_of(self, runnable: list[Sequence]) -> list[Sequence]:
+        """Returns the sequences of ``runnable`` for the next of several stages, in their order. The
+        share of the decoding ones among all running is taken by earlier priority, then by the
+        longest time since their last plan."""
+        running = self.running.values()
+        num_decoding = sum(_decodes(each) and each.has_credit for each in running)
+        decoding = sorted(
+            filter(_decodes, runnable),
+            key=lambda each: (each.options.priority, each.allocated.last_step),
+        )
+        late = set(decoding[-(-num_decoding // self.capacity.num_stages) :])
+        return [each for each in runnable if each not in late]
+
+
+class Watchdog:
+    """Detects workers with overdue results. It counts its own looks, one every ``LOOK_S``, instead
+    of the time: while the scheduler itself stood still, unread results may have arrived."""
+
+    def __init__(self, workers: dict[str, WorkerState]) -> None:
+        self._workers = workers
+        self._found: dict[str, tuple[int, int]] = {}  # oldest step, looks at it
+
+    def look(self) -> list[str]:
+        """Returns the workers that owe the result of their oldest plan for twice their
+        ``stall_s``."""
+        oldest = {
+            worker_id: worker.in_flight[0].step
+            for worker_id, worker in self._workers.items()
+            if worker.in_flight
+        }
+        self._found = {key: self._count(key, step) for key, step in oldest.items()}
+        return [
+            key
+            for key, (_, num_looks) in self._found.items()
+            if num_looks * LOOK_S >= 2 * self._workers[key].capacity.stall_s
+        ]
+
+    def _count(self, worker_id: str, step: int) -> tuple[int, int]:
+        before, num_looks = self._found.get(worker_id, (0, 0))
+        return step, num_looks + 1 if step == before else 0
+
+
+def _decodes(sequence: Sequence) -> bool:
+    return sequence.allocated.may_have_drafts
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from shared.dialects.formats import ReasoningFormat, ToolFormat
-from shared.dialects.reasoning import REASONING_FORMATS, find_reasoning_format
-from shared.dialects.recognise import recognise
-from shared.dialects.tools import TOOL_FORMATS, find_tool_format
+from shared.dialects.known import KNOWN
 from shared.errors import ConfigError
 from shared.wire.codec import Array
 from shared.wire.messages import OutputStart
@@ -27,10 +25,10 @@ def find_formats(
 ) -> tuple[ToolFormat | None, ReasoningFormat | None]:
     """The formats that two settings mean: ``auto`` reads them from the template and the added
     tokens. Raises ConfigError for a name that is not known."""
-    tools, reasoning = recognise(template, added)
-    tools = _chosen("tool-call-parser", tool_parser, tools, TOOL_FORMATS)
-    reasoning = _chosen("reasoning-parser", reasoning_parser, reasoning, REASONING_FORMATS)
-    return find_tool_format(tools, added), find_reasoning_format(reasoning, added)
+    tools, reasoning = KNOWN.recognise(template, added)
+    tools = _chosen("tool-call-parser", tool_parser, tools, KNOWN.tools)
+    reasoning = _chosen("reasoning-parser", reasoning_parser, reasoning, KNOWN.reasoning)
+    return KNOWN.find_tools(tools, added), KNOWN.find_reasoning(reasoning, added)
 
 
 def _chosen(setting: str, value: str, recognised: str, known: Iterable[str]) -> str:

@@ -7,16 +7,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from services.tokenizer.chat.history import FittedChat, fit
-from services.tokenizer.chat.media_parts import check_media, media_of
+from services.tokenizer.chat.fitted import FittedChat, whole
 from services.tokenizer.chat.normalize import Message
 from services.tokenizer.detokenize import NO_SEAM, Seam
-from services.tokenizer.media_reader import NO_MEDIA, PromptMedia
+from services.tokenizer.history.fit import fit
+from services.tokenizer.media_reader import NO_MEDIA, PromptMedia, check_media, media_of
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.text_model import NO_OPTIONS, TextModel
+from services.tokenizer.text_model import NO_OPTIONS, TextModel, Truncation, truncation_of
 from services.tokenizer.text_stream import TextStream
-from services.tokenizer.truncation import Truncation, truncation_of
 from shared.errors import InvalidRequest
 from shared.text import long_json
 from shared.wire.codec import Array
@@ -31,6 +30,12 @@ from shared.wire.messages import (
     SamplingParams,
     Submit,
 )
+
+FITS = (
+    fit,
+    whole,
+)
+"""The first one fits a chat into its limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +228,7 @@ def _fit(
 
     messages = _chat_messages(prompt, media.num)
     media.check_texts(messages, options)
-    return fit(
+    return FITS[0](
         messages,
         options.history_limit,
         encode_messages,

@@ -1,31 +1,80 @@
 """The textual half of a model folder: vocabulary, special tokens and chat templates."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from services.tokenizer.chat.pairs import NO_PAIR_TEMPLATE, find_pair_template, render_pair
+from services.tokenizer.chat.bounded import TooMuchTime
 from services.tokenizer.chat.prompt import render_prompt
-from services.tokenizer.chat.template import ChatTemplate, TooMuchText
+from services.tokenizer.chat.template import TEMPLATE_ERRORS, ChatTemplate, TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.template_options import check_defaults
 from services.tokenizer.chat.templates import ChatTemplates
-from services.tokenizer.detokenize import NUM_SEAM_IDS, Seam, seam_of
+from services.tokenizer.detokenize import (
+    NUM_SEAM_IDS,
+    SPACE,
+    Seam,
+    partial_ids,
+    seam_of,
+    token_bytes,
+)
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
-from services.tokenizer.truncation import Truncation
-from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
+from services.tokenizer.pairs.template import find_pair_template
 from shared.errors import InvalidRequest
 from shared.model_folder import TOKENIZER_FILE, find_file, read_eos_ids
 from shared.text.utf8 import MAX_CHAR_BYTES
 from shared.wire.codec import Array
-from shared.wire.messages import ChatOptions, OutputStart, PromptKind
+from shared.wire.messages import ChatOptions, Convert, OutputStart, PromptKind, TextOptions
 
+Of = TypeVar("Of")
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A prompt keeps its last ``num_ids``, or its first ones if it ``keeps_start``."""
+
+    num_ids: int
+    keeps_start: bool = False
+
+    def cut(self, ids: Array) -> Array:
+        if len(ids) <= self.num_ids:
+            return ids
+        return ids[: self.num_ids] if self.keeps_start else ids[len(ids) - self.num_ids :]
+
+    def cut_encoding(self, encoding: Encoding, of_tokens: list[Of]) -> list[Of]:
+        """The rest of the tokens' values (such as ids) after the cut; the special tokens that the
+        tokenizer puts around a text stay."""
+        added, num = encoding.special_tokens_mask, len(of_tokens)
+        begin = added.index(0) if 0 in added else num
+        end = num - (added[::-1].index(0) if 0 in added else 0)
+        room = max(self.num_ids - begin - (num - end), 0)
+        text = of_tokens[begin:end]
+        kept = text[:room] if self.keeps_start else text[max(len(text) - room, 0) :]
+        return [*of_tokens[:begin], *kept, *of_tokens[end:]][: self.num_ids]
+
+
+def truncation_of(options: TextOptions | Convert) -> Truncation | None:
+    """None: the prompt stays as it is."""
+    if options.max_prompt_tokens is None:
+        return None
+    return Truncation(options.max_prompt_tokens, options.keeps_prompt_start)
+
+
+FIND_PAIR_TEMPLATE: tuple[Callable[[Mapping[str, str], bool, bool], ChatTemplate | None], ...] = (
+    find_pair_template,
+    lambda sources, is_set, by_token: None,
+)
+"""The first one is used."""
+NO_PAIR_TEMPLATE = (
+    "instruction: the model has no template of pairs, so it reads none (chat-template)"
+)
+PAIR_ROLES = ("query", "document", "system")  # the last one with an instruction, as in vLLM
 NO_OPTIONS = ChatOptions()
 HALF_CHARACTER = "\ufffd"  # written for the bytes of an incomplete character
 
@@ -83,9 +132,8 @@ class TextModel:
         self._templates = ChatTemplates(sources, settings.trusts_requests)
         self._template_kwargs = check_defaults(settings.template_kwargs, self._special_tokens)
         self.description = _description(config, self._templates.source)
-        self._pair_template = find_pair_template(
-            sources, is_set=settings.template is not None, by_token=settings.classifies_by_token
-        )
+        is_set, by_token = settings.template is not None, settings.classifies_by_token
+        self._pair_template = FIND_PAIR_TEMPLATE[0](sources, is_set, by_token)
         self.added_ids = {each.content: i for i, each in added.items() if i < vocab_size}
         self.tools, self.reasoning = find_formats(
             settings.tool_parser, settings.reasoning_parser, self._templates.source, self.added_ids
@@ -169,11 +217,17 @@ class TextModel:
         return ids, 0
 
     def _encode_pair(self, template: ChatTemplate, pair: Sequence[str]) -> np.ndarray:
-        max_chars = self.max_model_len * self._max_token_chars
+        """The template gets messages with the ``PAIR_ROLES``."""
+        texts = zip(PAIR_ROLES, pair, strict=False)
+        messages = [{"role": role, "content": text} for role, text in texts]
+        variables = {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
         try:
-            text = render_pair(template, self._special_tokens, pair, max_chars)
+            text = template.render(variables, self.max_model_len * self._max_token_chars)
         except TooMuchText as error:
             raise self._too_long(f"has {error}") from None
+        except (*TEMPLATE_ERRORS, TooMuchTime) as error:
+            problem = f"the model's template of pairs refuses this one: {error}"
+            raise InvalidRequest(problem, param="prompt") from None
         return self._encode(text, False, None)
 
     def output_start(self, prompt: Array, chat: ChatOptions | None) -> OutputStart:

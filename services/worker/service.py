@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from services.worker.adapters.extension import WorkerAdapters
 from services.worker.attachment import Attachment
 from services.worker.engine.protocol import BuildEngine, StepOutput
-from services.worker.extension import WorkerCore, WorkerExtension
+from services.worker.extension import Observer, OtherRanks, WorkerCore, WorkerExtension
 from services.worker.media.extension import WorkerMedia
 from services.worker.metrics import (
     SEQUENCES,
@@ -26,8 +26,6 @@ from services.worker.metrics import (
     memory_stats,
 )
 from services.worker.moves.extension import WorkerMoves
-from services.worker.observer import Observer
-from services.worker.other_ranks import OtherRanks
 from services.worker.plan_check import PlanCheck
 from services.worker.ranks.extension import WorkerRanks
 from services.worker.step_thread import StepThread, call_soon

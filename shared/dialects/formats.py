@@ -4,7 +4,7 @@ A *marker* is a text that begins or ends a part of the output. In the vocabulary
 is an added token, otherwise plain text.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -228,3 +228,23 @@ class ReasoningFormat:
             return _texts_of(self.channels)
         texts = (self.open, self.close, self.answer_open, self.answer_close, *self.ends)
         return frozenset(filter(None, texts))
+
+
+class Formats:
+    """The formats of families, by the names of parsers and their aliases; the defaults know
+    none."""
+
+    tools: Mapping[str, ToolFormat] = {}
+    reasoning: Mapping[str, ReasoningFormat] = {}
+
+    def find_tools(self, name: str, added_tokens: Container[str]) -> ToolFormat | None:
+        """The format of a parser's name for a vocabulary; None for an unknown name."""
+        return self.tools.get(name)
+
+    def find_reasoning(self, name: str, added_tokens: Container[str]) -> ReasoningFormat | None:
+        """As ``find_tools``."""
+        return self.reasoning.get(name)
+
+    def recognise(self, template: str, added_tokens: Container[str]) -> tuple[str, str]:
+        """The names of a model's tool parser and reasoning parser; empty: none."""
+        return "", ""

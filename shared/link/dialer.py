@@ -9,10 +9,8 @@ from contextlib import suppress
 from shared.link.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.link.sockets.connection import DialedConnection, PeerGone
 from shared.link.sockets.context import SocketContext
-from shared.link.sockets.libzmq import Protect
 from shared.link.sources import AddressSource
-from shared.process.log import peer_text
-from shared.process.log_once import LogOnce
+from shared.process.log import LogOnce, peer_text
 from shared.process.metrics import DIALS_FAILED, PEERS_REFUSED
 from shared.wire.codec import Array, Frame, encode
 from shared.wire.messages import Bye, Hello, Message, Refused, ServiceName
@@ -30,7 +28,6 @@ class Dialer:
 
     A connection outlives its address: only the other end, or silence, ends it. With ``takes_one``
     no other address is dialled while one peer is up, and all at once when that peer is down.
-    ``protect`` prepares each socket of tcp before it is connected.
     """
 
     def __init__(
@@ -39,13 +36,11 @@ class Dialer:
         service: ServiceName,
         sources: Sequence[AddressSource],
         events: PeerEvents,
-        protect: Protect | None = None,
         takes_one: bool = False,
     ) -> None:
         self.context = context
         self.service = service
         self.events = events
-        self.protect = protect
         self._sources = sources
         self._takes_one = takes_one
         self._connections: dict[str, _Epoch] = {}
@@ -133,7 +128,7 @@ class _Epoch:
         self.peer: Peer | None = None
         self._is_over = False
         self._connection: DialedConnection = dialer.context.dial(
-            address, self._on_frames, self._on_lost, dialer.protect
+            address, self._on_frames, self._on_lost, dialer.service
         )
         with suppress(PeerGone):  # on_lost follows
             self._connection.send(encode(dialer.events.hello))

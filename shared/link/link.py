@@ -14,7 +14,6 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +28,7 @@ from shared.link.listener import Listener
 from shared.link.peer import SILENCE_S, Handler, Peer, count_bad
 from shared.link.sockets.connection import LINGER_S
 from shared.link.sockets.context import SocketContext
-from shared.link.sockets.libzmq import Protect, Socket
-from shared.link.sources import AddressSource, SocketDirectory, source_of
-from shared.link.zap import Gatekeeper
+from shared.link.sources import AddressSource, SocketDirectory
 from shared.process.log import peer_text
 from shared.process.metrics import PEERS, PEERS_LOST
 from shared.wire.codec import Array
@@ -106,8 +103,7 @@ class Link:
         self.was_ready = False
         self.loading_silence_s = SILENCE_S
         self._keys = keys
-        self._context = SocketContext()
-        self._gatekeeper = Gatekeeper(self._context.zmq, keys) if keys else None
+        self._context = SocketContext(keys)
         self._paths: list[Path] = []
         self._listeners: list[Listener] = []
         self._dialers: list[Dialer] = []
@@ -146,9 +142,8 @@ class Link:
         if tcp is not None:
             endpoint = Endpoint.parse(tcp)
             address = tcp_address(endpoint.host, endpoint.port_of(self.hello.service, service))
-            guard = self._guard(service)
-            self._listeners.append(Listener(self._context, address, service, self, guard))
-            who = f"{service}s by their key" if guard else "any peer that sends Hello"
+            self._listeners.append(Listener(self._context, address, service, self))
+            who = f"{service}s by their key" if self._keys else "any peer that sends Hello"
             log.info("listening on %s for %s", self.addresses[-1], who)
 
     def dial(
@@ -162,8 +157,7 @@ class Link:
         """Connects to all present and future instances of ``service``, with ``takes_one`` to one at
         a time, while ``run`` runs: at the addresses ``tcp`` if given, else in ``directory``. Raises
         ConfigError for a missing key."""
-        sources: list[AddressSource] = [self._source(service, Endpoint.parse(each)) for each in tcp]
-        key = self._key_for(service) if tcp else None
+        sources = [self._source(service, Endpoint.parse(each)) for each in tcp]
         sources = sources or [SocketDirectory(directory, service, role)]
         self._dialers.append(
             Dialer(
@@ -171,7 +165,6 @@ class Link:
                 service=service,
                 sources=sources,
                 events=self,
-                protect=key,
                 takes_one=takes_one,
             )
         )
@@ -202,8 +195,6 @@ class Link:
             endpoint.close()
         for path in self._paths:
             path.unlink(missing_ok=True)
-        if self._gatekeeper is not None:
-            self._gatekeeper.close()
         self._context.close()
 
     async def _flush(self) -> None:
@@ -324,22 +315,8 @@ class Link:
         return [*self._listeners, *self._dialers]
 
     def _source(self, service: ServiceName, endpoint: Endpoint) -> AddressSource:
-        return source_of(endpoint.host, endpoint.port_of(service, self.hello.service))
-
-    def _guard(self, service: ServiceName) -> Protect | None:
-        if self._gatekeeper is None:
-            return None
-        return partial(self._gatekeeper.guard, domain=f"{service}s", service=service)
-
-    def _key_for(self, service: ServiceName) -> Protect | None:
-        if self._keys is None:
-            return None
-        return partial(
-            Socket.use_keys,
-            secret=self._keys.secret,
-            public=self._keys.public,
-            server=self._keys.public_of(service),
-        )
+        port = endpoint.port_of(service, self.hello.service)
+        return self._context.source(service, endpoint.host, port)
 
 
 def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:

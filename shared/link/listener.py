@@ -7,9 +7,7 @@ import logging
 from shared.link.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.link.sockets.connection import LINGER_S, AcceptedConnection, PeerGone
 from shared.link.sockets.context import SocketContext
-from shared.link.sockets.libzmq import Protect
-from shared.process.log import peer_text
-from shared.process.log_once import LogOnce
+from shared.process.log import LogOnce, peer_text
 from shared.process.metrics import PEERS_REFUSED
 from shared.wire.codec import Array, Frame, encode
 from shared.wire.messages import Bye, Hello, Message, Refused, ServiceName
@@ -20,7 +18,7 @@ log = logging.getLogger(__name__)
 class Listener:
     """Accepts peers of ``service`` on ``address`` and passes their events to ``events``.
 
-    ``protect`` prepares the socket before it is bound. Raises ConfigError if it cannot be bound.
+    Raises ConfigError as ``SocketContext.listen``.
     """
 
     def __init__(
@@ -29,7 +27,6 @@ class Listener:
         address: str,
         service: ServiceName,
         events: PeerEvents,
-        protect: Protect | None = None,
     ) -> None:
         self._service = service
         self._events = events
@@ -38,7 +35,7 @@ class Listener:
         self._met: set[AcceptedConnection] = set()
         self._refused: set[AcceptedConnection] = set()
         self._logged = LogOnce()
-        self._socket = context.listen(address, self._on_frames, self._on_lost, protect)
+        self._socket = context.listen(address, self._on_frames, self._on_lost, service)
         self.address = self._socket.address
 
     @property

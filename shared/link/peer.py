@@ -9,8 +9,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from shared.errors import CodecError
-from shared.process.log import peer_text
-from shared.process.log_once import LogOnce
+from shared.process.log import LogOnce, peer_text
 from shared.process.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, MESSAGE_BYTES, MESSAGES
 from shared.wire.codec import Array, Frame, HeaderTooLong, decode
 from shared.wire.halves import halves

@@ -1,22 +1,18 @@
 """Where a dialler finds the addresses of a service; each source keeps its own set current."""
 
 import asyncio
-import ipaddress
 import logging
-import socket
 import time
 from pathlib import Path
 from typing import Protocol
 
 from shared.link.address import find_sockets, ipc_address
-from shared.link.endpoint import tcp_address
 from shared.process.metrics import LOOKUPS_FAILED
 from shared.wire.messages import ServiceName
 
 log = logging.getLogger(__name__)
 
 LIST_S = 0.2
-LOOKUP_S = 1.0
 SETTLED_NS = 1_000_000_000  # two changes in one tick of a file system's clock look like one
 
 
@@ -28,7 +24,7 @@ class AddressSource(Protocol):
     async def run(self) -> None: ...
 
 
-class _Failures:
+class Failures:
     """Counts the failures of one source; the first one in a row is logged."""
 
     def __init__(self) -> None:
@@ -54,7 +50,7 @@ class SocketDirectory:
         self._service = service
         self._role = role
         self._listed_ns = 0  # the directory's last change, as the last listing shows it
-        self._failures = _Failures()
+        self._failures = Failures()
 
     async def run(self) -> None:
         while True:
@@ -72,46 +68,3 @@ class SocketDirectory:
             self._failures.count(f"{self._directory}: {error.strerror}")
         else:
             self._failures.end()
-
-
-class FixedAddress:
-    """One address that never changes."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.addresses = {tcp_address(host, port)}
-
-    async def run(self) -> None:
-        pass
-
-
-class HostName:
-    """All addresses of a host name, IPv4 and IPv6. While a lookup fails, the last known ones."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.addresses: set[str] = set()
-        self._host = host
-        self._port = port
-        self._failures = _Failures()
-
-    async def run(self) -> None:
-        while True:
-            await self._look_up()
-            await asyncio.sleep(LOOKUP_S)
-
-    async def _look_up(self) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:  # the latter: a label that no name can have
-            self._failures.count(f"{self._host}: no lookup: {error}")
-        else:
-            self.addresses = {tcp_address(str(each[4][0]), self._port) for each in found}
-            self._failures.end()
-
-
-def source_of(host: str, port: int) -> AddressSource:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return HostName(host, port)
-    return FixedAddress(host, port)

@@ -157,3 +157,22 @@ def peer_text(text: str) -> str:
         for letter in text[:MAX_PEER_TEXT]
     )
     return escaped[:MAX_PEER_TEXT]
+
+
+MAX_KNOWN = 1000
+
+
+class LogOnce:
+    """Recognises new texts, so that a peer cannot fill the log by repetition; forgets the oldest
+    above ``MAX_KNOWN``."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, None] = {}
+
+    def is_new(self, text: str) -> bool:
+        if text in self._known:
+            return False
+        self._known[text] = None
+        if len(self._known) > MAX_KNOWN:
+            del self._known[next(iter(self._known))]
+        return True

@@ -1,14 +1,40 @@
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_settings import NoDecode
 
 from shared.settings.base import Settings
 from shared.settings.fields import Addresses, ApiKeys, HostNames, Names, Origins, ReasoningKey
-from shared.settings.media_limit import Limit, MediaLimit
+from shared.settings.json_object import reader_of
 from shared.settings.shared_fields import MAX_OPEN_REQUESTS
 from shared.wire.envelope import MAX_PROMISE_MS
-from shared.wire.messages import MAX_CHOICES, MAX_PRIORITY
+from shared.wire.messages import MAX_CHOICES, MAX_MEDIA, MAX_PRIORITY
+
+
+class Limit(BaseModel):
+    """The most files of each kind in a prompt, in the forms of vLLM's ``limit-mm-per-prompt``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    image: int = Field(32, ge=0, le=MAX_MEDIA)
+    video: int = Field(4, ge=0, le=MAX_MEDIA)
+
+    @field_validator("image", "video", mode="before")
+    @classmethod
+    def _read_count(cls, value: Any) -> Any:
+        """Reads {"count": 4} as 4."""
+        return value["count"] if isinstance(value, dict) and {*value} == {"count"} else value
+
+    def __str__(self) -> str:
+        return self.model_dump_json()
+
+
+if TYPE_CHECKING:
+    MediaLimit = Limit
+else:  # a model class would add its keys as flags
+    MediaLimit = Annotated[Any, NoDecode, BeforeValidator(reader_of(Limit, '{"image": 4}'))]
+
 
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 

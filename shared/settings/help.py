@@ -4,12 +4,35 @@ word, or all."""
 import os
 import sys
 import textwrap
+import types
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
 from shared.settings.base import Settings
-from shared.settings.page import TITLES, default_of, fields_of, values_of
+from shared.settings.gateway import GatewayConfig
+from shared.settings.scheduler import SchedulerConfig
 from shared.settings.serve import SETTINGS_OF_ONE_SERVICE, ServeConfig
+from shared.settings.tokenizer import TokenizerConfig
+from shared.settings.worker import RANK_SETTINGS, WorkerConfig
 
+SERVICES: dict[str, type[Settings]] = {
+    "worker": WorkerConfig,
+    "scheduler": SchedulerConfig,
+    "tokenizer": TokenizerConfig,
+    "gateway": GatewayConfig,
+}
+TITLES = {
+    "worker": "Model and worker",
+    "scheduler": "Scheduler",
+    "tokenizer": "Tokenizer",
+    "gateway": "Gateway",
+    "serve": "`shoal serve`",
+    "all": "Every service",
+}
 WIDTH = 80
 INDENT = 26
 # The most common settings, in texts of one line.
@@ -116,3 +139,62 @@ def _described(name: str) -> str:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
+
+
+def fields_of(section: str) -> dict[str, FieldInfo]:
+    """The settings of a section; a setting of several services is in the first one's."""
+    common = Settings.model_fields
+    if section == "all":
+        return common
+    if section == "serve":
+        return {
+            name: field
+            for name, field in ServeConfig.model_fields.items()
+            if not any(name in config.model_fields for config in SERVICES.values())
+        }
+    before = [SERVICES[name] for name in list(SERVICES)[: list(SERVICES).index(section)]]
+    return {
+        name: field
+        for name, field in SERVICES[section].model_fields.items()
+        if name not in common.keys() | RANK_SETTINGS
+        and not any(name in config.model_fields for config in before)
+    }
+
+
+def values_of(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is Annotated:
+        return values_of(arguments[0])
+    if origin in (Union, types.UnionType):
+        return ", ".join(values_of(kind) for kind in arguments if kind is not type(None))
+    if origin is list:
+        return f"{values_of(arguments[0])} list"
+    return {
+        bool: "boolean",
+        int: "integer",
+        float: "number",
+        Path: "path",
+        str: "text",
+        SecretStr: "secret",
+    }.get(annotation, "JSON object")
+
+
+def default_of(name: str, field: FieldInfo) -> str:
+    if name == "model":
+        return "the embedded model"
+    if name == "mesh_dir":
+        return "`/tmp/shoal-UID/default`"
+    if field.default_factory is not None:
+        return "made for each process"
+    value = field.default
+    if value is None or value in ([], ""):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(str(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:,g}"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else f"{value}"

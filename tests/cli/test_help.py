@@ -6,8 +6,8 @@ from cli.commands import COMMANDS, SERVICES
 from cli.main import usage
 from cli.manual import PAGE, PARTS, help_of, page
 from shared.settings.help import FIRST, help_text, wanted_help
+from shared.settings.help import SERVICES as SETTINGS
 from shared.settings.load import load_settings
-from shared.settings.page import SERVICES as SETTINGS
 from shared.settings.serve import ServeConfig
 from shared.settings.worker import WorkerConfig
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.harness.ports import free_port
 from benchmarks.processes import parent_of, services_of
-from shared.link.keys import write_keys
+from cli.keys import write_keys
 from tests.cli.serving import Serving, is_alive, serving
 from tests.cli.test_ranks import rank_of, text_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.harness.docker_engine import DOCKERFILE, ROOT
-from shared.link.keys import write_keys
+from cli.keys import write_keys
 from tests.compose.helm import Object
 
 NAMESPACE = "default"

@@ -14,7 +14,8 @@ import aiohttp
 from benchmarks.harness.docker_engine import ROOT
 from benchmarks.harness.ports import free_port
 from benchmarks.harness.stack import CommandError, Stack
-from shared.link.keys import SERVICES, write_keys
+from cli.keys import write_keys
+from shared.link.keys import SERVICES
 
 READY_S = 180
 FILE = "compose/swarm.yml"

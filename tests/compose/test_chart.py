@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from benchmarks.harness.docker_engine import DOCKERFILE, ROOT
+from cli.chart_schema import SCHEMA, with_settings
 from shared.link.endpoint import PORTS
 from shared.link.keys import public_path, secret_path
-from shared.settings.chart import SCHEMA, with_settings
+from shared.settings.help import SERVICES
 from shared.settings.load import load_settings
-from shared.settings.page import SERVICES
 from shared.version import VERSION
 from shared.wire.messages import ServiceName
 from tests.compose.exported import assert_exported

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.scheduled import UNLIMITED_BYTES
 from benchmarks.harness.sequences import generate_one
-from services.scheduler.emission import Emission
+from services.scheduler.results import Emission
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival, Sequence, Span
 from services.tokenizer.detokenize import DecodeIds, Detokenizer

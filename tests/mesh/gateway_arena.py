@@ -1,16 +1,13 @@
 """A gateway's end of the mesh by itself."""
 
 import asyncio
-import json
 
 import numpy as np
 
-from services.gateway.http.json_reply import encode
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from services.gateway.mesh.output_collector import OutputCollector
-from services.gateway.mesh.reports import Reports
 from shared.errors import CodecError
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
@@ -117,7 +114,7 @@ class GatewayArena:
             await asyncio.sleep(0)
             try:
                 if isinstance(message, ServiceReport):
-                    _show(message)
+                    self.show(message)
                 else:
                     mesh.on_message(peer, message, arrays)
             except CodecError:
@@ -134,6 +131,9 @@ class GatewayArena:
     def observer_in(self, mesh: Mesh) -> RequestObserver:
         return UNOBSERVED
 
+    def show(self, report: ServiceReport) -> None:
+        """Nothing here lists services."""
+
     async def close(self) -> None:
         """Nothing stays open."""
 
@@ -142,13 +142,6 @@ def report(service: ServiceName, instance: str, below: ServiceName) -> ServiceRe
     peers = [ReportedPeer(below, "b", 2, State.READY, "r", 1, "lost", 0.001, {"load": 1})]
     stats: Stats = {"open": 1, "share": 0.5, "model": "m"}
     return ServiceReport(service, instance, State.NOT_READY, "r", True, 5.0, peers, stats)
-
-
-def _show(message: ServiceReport) -> None:
-    reports = Reports(lambda: report("gateway", "g", "tokenizer"), list)
-    reports.receive(message)
-    shown = json.loads(encode(reports._list(reports._answers(0))))
-    assert "gateway" in {each["role"] for each in shown}
 
 
 def _check_other(mesh: Mesh, beside: FakePeer, collector: OutputCollector) -> None:

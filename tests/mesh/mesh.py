@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 from tokenizers import Tokenizer
 
@@ -136,3 +137,18 @@ async def running_mesh(
         for task in mesh.tasks.values():
             task.cancel()
         await asyncio.gather(*mesh.tasks.values(), return_exceptions=True)
+
+
+async def ask(mesh: Mesh, gateway: str = "gateway") -> dict[str, list[dict]]:
+    """The services of each role, as ``/v1/mesh`` lists them."""
+    async with (
+        aiohttp.ClientSession(mesh.url(gateway)) as http,
+        http.get("/v1/mesh") as response,
+    ):
+        assert response.status == 200
+        reply = await response.json()
+    assert reply["object"] == "mesh"
+    roles: dict[str, list[dict]] = {"gateway": [], "tokenizer": [], "scheduler": [], "worker": []}
+    for service in reply["services"]:
+        roles[service["role"]].append(service)
+    return roles

@@ -19,9 +19,8 @@ from shared.process.report import make_report
 from shared.process.standby import is_fit
 from shared.wire.messages import State
 from tests.mesh.forks import fork
-from tests.mesh.mesh import TEXT, Mesh, running_mesh
+from tests.mesh.mesh import TEXT, Mesh, ask, running_mesh
 from tests.mesh.test_chain import client_of
-from tests.mesh.test_mesh_state import ask
 
 LONG = [7] * 100
 NUM_STREAMS = 8

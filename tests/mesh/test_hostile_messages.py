@@ -1,5 +1,6 @@
 """No message ends a service: a bad one ends its sender's connection or fails its own request."""
 
+import json
 import random
 import shutil
 import typing
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.engines import ENGINES, make_engine
+from services.gateway.apis.mesh_state.reports import Reports
+from services.gateway.http.json_reply import encode as encode_json
 from shared.errors import CodecError
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from shared.wire.codec import decode, encode
-from shared.wire.messages import Bye, Capacity, Inventory, Message, Refused, Submit
+from shared.wire.messages import Bye, Capacity, Inventory, Message, Refused, ServiceReport, Submit
 from tests.media.checkpoints import save_checkpoint
 from tests.mesh.arena_parts import Arena
-from tests.mesh.gateway_arena import GatewayArena
+from tests.mesh.gateway_arena import GatewayArena, report
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
 from tests.mesh.link_arena import LinkArena
 from tests.mesh.moves_arena import MovesWorkerArena
@@ -40,7 +43,18 @@ from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.hybrids import save_hybrid
 from tests.services.worker.speculation import engine_of
 
+OWN_REPORT = report("gateway", "g", "tokenizer")
 OF_SOCKETS = {Bye, Refused}  # see tests/shared/link/test_link.py
+
+
+class ListingArena(GatewayArena):
+    """Lists the services of a report too."""
+
+    def show(self, report: ServiceReport) -> None:
+        reports = Reports(lambda: OWN_REPORT, list)
+        reports.receive(report)
+        shown = json.loads(encode_json(reports._list(reports._answers(0))))
+        assert "gateway" in {each["role"] for each in shown}
 
 
 def worker(kernels: str) -> Callable[[Path], Arena]:
@@ -98,7 +112,7 @@ ARENAS: dict[str, Callable[[Path], Arena]] = {
     "link of a first rank": RanksArena,
     "tokenizer": TokenizerArena,
     "tokenizer with images": media_tokenizer,
-    "gateway": lambda directory: GatewayArena(),
+    "gateway": lambda directory: ListingArena(),
     "worker": worker("native"),
     "worker that pools": pooling_worker,
     "worker with windows": windows_worker,

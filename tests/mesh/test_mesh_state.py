@@ -8,22 +8,7 @@ import aiohttp
 import msgspec
 
 from shared.wire.messages import REPORT_MINOR
-from tests.mesh.mesh import Mesh, running_mesh
-
-
-async def ask(mesh: Mesh, gateway: str = "gateway") -> dict[str, list[dict]]:
-    """The services of each role."""
-    async with (
-        aiohttp.ClientSession(mesh.url(gateway)) as http,
-        http.get("/v1/mesh") as response,
-    ):
-        assert response.status == 200
-        reply = await response.json()
-    assert reply["object"] == "mesh"
-    roles: dict[str, list[dict]] = {"gateway": [], "tokenizer": [], "scheduler": [], "worker": []}
-    for service in reply["services"]:
-        roles[service["role"]].append(service)
-    return roles
+from tests.mesh.mesh import Mesh, ask, running_mesh
 
 
 async def until(mesh: Mesh, is_true, gateway: str = "gateway") -> dict[str, list[dict]]:

@@ -73,8 +73,8 @@ def narrow_windows(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little data already exceeds a window."""
     add = mesh.core.add
 
-    def add_with_less(arrival: Arrival, ends_per_s: float) -> None:
-        add(arrival, ends_per_s)
+    def add_with_less(arrival: Arrival) -> None:
+        add(arrival)
         for new in arrival.generate.sequences:
             key = new.request, arrival.generate.attempt
             mesh.core.sequences[key].max_bytes = NARROW_BYTES

@@ -168,7 +168,7 @@ class Mesh:
         with (
             self.loop.entered(),
             patch.object(logging.Logger, "isEnabledFor", lambda *_: False),
-            patch("shared.link.link.SocketContext", lambda: Sockets(self.network)),
+            patch("shared.link.link.SocketContext", lambda keys: Sockets(self.network)),
             patch("services.gateway.service.REGISTRY", Mock()),
             patch("services.scheduler.service.FORWARD_INTERVAL_S", self.shape.forward_interval_s),
             patch("services.scheduler.adapters.cell.FORGET_S", self.shape.forget_s),

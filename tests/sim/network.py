@@ -4,9 +4,11 @@ cut, and processes die without a word."""
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
+from shared.link.hosts.names import source_of
 from shared.link.sockets.connection import HELLO_S, OnFrames, OnLost, PeerGone
+from shared.link.sources import AddressSource
 from shared.wire.codec import Frame, decode, encode
-from shared.wire.messages import Hello
+from shared.wire.messages import Hello, ServiceName
 from tests.sim.images import without_images
 from tests.sim.virtual_loop import START_S, Process, VirtualLoop
 
@@ -221,8 +223,6 @@ class Listening:
 class Sockets:
     """Replaces ``SocketContext``: the sockets of the process that creates it."""
 
-    zmq = None
-
     def __init__(self, network: Network) -> None:
         self._network = network
         machine = network.loop.running
@@ -230,12 +230,12 @@ class Sockets:
         self._machine = machine
 
     def listen(
-        self, address: str, on_frames: OnFrames, on_lost: OnLost, protect: object = None
+        self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName
     ) -> Listening:
         return Listening(self._network, self._machine, address, (on_frames, on_lost))
 
     def dial(
-        self, address: str, on_frames: OnFrames, on_lost: OnLost, protect: object = None
+        self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName
     ) -> End | Unanswered:
         listening = self._network.listening.get(address)
         if listening is None:
@@ -243,6 +243,9 @@ class Sockets:
         end = End(self._network, self._machine, on_frames, on_lost)
         listening.accept(end)
         return end
+
+    def source(self, service: ServiceName, host: str, port: int) -> AddressSource:
+        return source_of(host, port)
 
     def close(self) -> None: ...
 

@@ -16,9 +16,9 @@ from services.gateway.chat.serving import start_meter, warn
 from services.gateway.chat.structure import Structure
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
-from services.gateway.http.observed import observer_of
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import check_request_id, request_id, take_request_id
+from services.gateway.http.routes import observer_of
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh

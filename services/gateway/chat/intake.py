@@ -11,7 +11,7 @@ from msgspec import structs
 from services.gateway.http.account import ACCOUNT, owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import Body, BodyParser, BodyReader
-from services.gateway.http.observed import observer_of
+from services.gateway.http.routes import observer_of
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
 from shared.wire.envelope import Promise, RequestOptions

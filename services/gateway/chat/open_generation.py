@@ -9,9 +9,7 @@ import numpy as np
 from aiohttp import web
 
 from services.gateway.chat.generation import GenerationEndpoint
-from services.gateway.chat.prompt_texts import PromptTexts
 from services.gateway.chat.replies.choice_parser import ChoiceParser, PlainParser
-from services.gateway.chat.replies.chunk_pace import ChunkPace
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter, is_large
 from services.gateway.chat.requests.reply_bytes import TOKEN_BYTES, prompt_bytes
@@ -19,18 +17,19 @@ from services.gateway.chat.serving import accepting, send_json, warn
 from services.gateway.chat.structure import Structure
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
-from services.gateway.http.observed import observer_of
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import request_id
 from services.gateway.http.request_meter import RequestMeter
+from services.gateway.http.routes import observer_of
 from services.gateway.http.violations import not_held
-from services.gateway.mesh.job import Job
+from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
+from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector, merged
 from shared.errors import InvalidRequest, RequestError
 from shared.settings.gateway import GatewayConfig
+from shared.text.utf8 import MAX_CHAR_BYTES, num_half_bytes
 from shared.wire.codec import Array
-from shared.wire.messages import ModelInfo
+from shared.wire.messages import ConvertedTo, ModelInfo
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
@@ -228,3 +227,86 @@ def hold(reservation: Reservation, num_bytes: int, param: str) -> None:
             param=param,
         )
     reservation.hold(num_bytes)
+
+
+class PromptTexts:
+    """Texts of prompts repeated in a reply, and the places of their tokens. Each call raises
+    Unavailable after ``timeout_s``."""
+
+    def __init__(self, mesh: Mesh, timeout_s: float) -> None:
+        self._mesh = mesh
+        self._timeout_s = timeout_s
+
+    async def echoes(self, job: Job) -> list[str]:
+        """The texts in front of each choice."""
+        async with accepting(self._timeout_s):
+            return [await self._echo(job.options.owner, prompt) for prompt in job.prompts]
+
+    async def shown(self, job: Job) -> tuple[list[Array], list[Array | None]]:
+        """Returns texts of prompts in UTF-8 and places of their tokens, each if the client asked.
+        The places of a prompt of ids are None."""
+        texts = [prompt for prompt in job.prompts if job.returns_prompt_text]
+        located = [prompt for prompt in job.prompts if job.returns_offsets]
+        async with accepting(self._timeout_s):
+            encoded = [await self._converted(job, prompt, "text") for prompt in texts]
+            offsets = [
+                None if prompt.kind == "ids" else await self._converted(job, prompt, "offsets")
+                for prompt in located
+            ]
+        return encoded, offsets
+
+    async def _converted(self, job: Job, prompt: Prompt, to: ConvertedTo) -> Array:
+        text = job.text
+        return await self._mesh.conversions.convert(
+            *(job.options.owner, prompt, text.adds_special_tokens, job.chat, to),
+            *(text.max_prompt_tokens, text.keeps_prompt_start),
+        )
+
+    async def _echo(self, owner: str, prompt: Prompt) -> str:
+        if prompt.kind == "ids":
+            return await self._echo_of_ids(owner, prompt.data)
+        return prompt.data.tobytes().decode()
+
+    async def _echo_of_ids(self, owner: str, ids: Array) -> str:
+        """An incomplete character at the end of a prompt is left out: the generated text may
+        complete it."""
+        written = self._mesh.tokens.written
+        num_half = num_half_bytes(b"".join(map(written, ids[-MAX_CHAR_BYTES:].tolist())))
+        while num_half and (num_bytes := len(written(int(ids[-1])))) <= num_half:
+            ids, num_half = ids[:-1], num_half - num_bytes
+        if not len(ids):
+            return ""
+        data = await self._mesh.conversions.convert(owner, Prompt("ids", ids), False, to="text")
+        text = data.tobytes().decode()
+        return text.rstrip("\N{REPLACEMENT CHARACTER}") if num_half else text
+
+
+class ChunkPace:
+    """Holds back updates of a choice until they have ``num_tokens``. Updates up to the first text,
+    and the end, are never held."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._held: dict[int, list[ChoiceUpdate]] = {}  # of choices with text
+        self._nums_held: dict[int, int] = {}  # their tokens
+
+    def push(self, update: ChoiceUpdate) -> ChoiceUpdate | None:
+        """Returns the choice's update to send now."""
+        if self._num_tokens == 1 or update.of_prompt:
+            return update
+        index = update.index
+        if index not in self._held:
+            if update.text:
+                self._held[index], self._nums_held[index] = [], 0
+            return update
+        self._held[index].append(update)
+        self._nums_held[index] += update.num_tokens
+        if update.finished is None and self._nums_held[index] < self._num_tokens:
+            return None
+        due = merged(self._held[index])
+        self._held[index], self._nums_held[index] = [], 0
+        return due
+
+    def rest(self) -> list[ChoiceUpdate]:
+        """Returns the held updates of all choices, once no more will come."""
+        return [merged(held) for held in self._held.values() if held]

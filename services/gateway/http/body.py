@@ -10,9 +10,8 @@ from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.web_protocol import RequestPayloadError
 
 from services.gateway.http.admission import Reservation
-from services.gateway.http.expectation import let_continue
 from services.gateway.http.fair_time import on_thread
-from services.gateway.http.head_parser import CODINGS, UnsupportedCoding, reason_of
+from services.gateway.http.head_parser import CODINGS, UnsupportedCoding, let_continue, reason_of
 from services.gateway.http.violations import show
 from shared.errors import BodyTooLarge, InvalidRequest
 

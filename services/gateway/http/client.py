@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 from aiohttp import hdrs, web
 
-from services.gateway.http.error_json import error_event
+from services.gateway.http.json_reply import error_event
 from services.gateway.mesh.observer import Attributes
 from shared.errors import RequestError
 

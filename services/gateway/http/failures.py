@@ -14,9 +14,8 @@ from aiohttp.typedefs import Handler
 from msgspec import Struct
 
 from services.gateway.http.client import CLIENT
-from services.gateway.http.error_json import error_body
 from services.gateway.http.head_parser import CODINGS, UnsupportedCoding
-from services.gateway.http.json_reply import json_response
+from services.gateway.http.json_reply import error_body, json_response
 from services.gateway.http.log_limit import LogLimit
 from services.gateway.http.request_id import request_id
 from services.gateway.http.request_log import ERROR_CODE, log_request

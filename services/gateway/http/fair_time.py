@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from types import coroutine
 from typing import Any, TypeVar
 
+from shared.process.fair_slots import FairSlots
+
 SHARE = 0.25
 """Of a core, for each key."""
 LATE_S = 0.002
@@ -154,3 +156,18 @@ def _timed(work: Coroutine[Any, Any, Result], charge: Charge) -> Generator[Any, 
             step, argument = work.send, (yield future)
         except BaseException as error:
             step, argument = work.throw, error
+
+
+class FairThreads:
+    """Threads for calls that block, which owners share in turn."""
+
+    def __init__(self, num: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(num, name)
+        self._slots = FairSlots(num)
+
+    async def run(self, owner: str, call: Callable[..., Result], *arguments: object) -> Result:
+        async with self._slots.hold(owner):
+            return await on_thread(self._threads, call, *arguments)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,10 @@
-"""The route of a request, and the load of each route."""
+"""The route of a request and its observer, and the load of each route."""
 
 from enum import Enum
 
 from aiohttp import web
+
+from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 
 
 class Load(Enum):
@@ -21,3 +23,10 @@ def route_of(request: web.Request) -> str:
     """The path as written in the code, or ``UNKNOWN``."""
     resource = request.match_info.route.resource
     return resource.canonical if resource else UNKNOWN
+
+
+OBSERVER = web.RequestKey("observer", RequestObserver)
+
+
+def observer_of(request: web.Request) -> RequestObserver:
+    return request.get(OBSERVER) or UNOBSERVED

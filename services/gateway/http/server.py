@@ -10,17 +10,17 @@ from aiohttp.http import RawRequestMessage, StreamWriter
 from aiohttp.streams import StreamReader
 from aiohttp.typedefs import Handler
 
-from services.gateway.http.connection import HttpConnection
+from services.gateway.http.connection import HttpConnection, ReadingCheck
 from services.gateway.http.connection_limit import ConnectionLimit
-from services.gateway.http.expectation import EXPECTED, take_expectation
 from services.gateway.http.failures import error_response
 from services.gateway.http.head_parser import (
+    EXPECTED,
     MAX_HEAD_BYTES,
     MAX_HEADERS,
     MAX_URL_BYTES,
     VERSION_WORDS,
+    take_expectation,
 )
-from services.gateway.http.reading_check import ReadingCheck
 from shared.link.tcp import BACKLOG, listen_on_both
 from shared.settings.gateway import GatewayConfig
 

@@ -1,4 +1,5 @@
-"""The services lost while they had a prompt, since its last token. Pure."""
+"""The services lost while they had a prompt, since its last token, and pauses before the next try.
+Pure."""
 
 from shared.errors import TOO_MANY_REPLAYS, InternalError
 
@@ -63,3 +64,18 @@ class Losses:
                 code=TOO_MANY_REPLAYS,
             )
         self._num_spared += 1
+
+
+class Backoff:
+    """The time of the next try: each pause is twice as long as the one before. Times are
+    monotonic."""
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self.retry_at_s = 0.0
+        self._pause_s = first_s
+        self._max_s = max_s
+
+    def wait(self, now_s: float, at_least_s: float = 0.0) -> None:
+        """Begins the next pause."""
+        self.retry_at_s = now_s + max(self._pause_s, at_least_s)
+        self._pause_s = min(2 * self._pause_s, self._max_s)

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.job import Job
-from services.gateway.mesh.losses import Losses
+from services.gateway.mesh.losses import Backoff, Losses
 from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from shared.errors import CodecError, InternalError, RequestError

@@ -2,7 +2,13 @@
 
 from hashlib import sha256
 
-from services.gateway.chat.replies.events import Arguments, CallStart, Content, Event, Reasoning
+from services.gateway.chat.replies.choice_parser import (
+    Arguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+)
 from services.gateway.text.source import BLANKS
 from shared.dialects.formats import IdForm
 

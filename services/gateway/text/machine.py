@@ -1,7 +1,7 @@
 """Splits the text of a choice into reasoning, content and calls of tools as it comes. Pure.
 
     rules = OutputRules(                       # one for a request
-        tools=find_tool_format(...), reasoning=REASONING_FORMATS.get(...),
+        tools=KNOWN.find_tools(...), reasoning=KNOWN.find_reasoning(...),
         added_tokens={...},                    # texts of the vocabulary's added tokens
         functions={"name": schema of its parameters}, is_parallel=True,
     )
@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.chat.replies.events import Event
+from services.gateway.chat.replies.choice_parser import Event
 from services.gateway.text.blocks_reply import BlocksReply
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import CallContext

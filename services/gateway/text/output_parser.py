@@ -6,14 +6,13 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.chat.replies.events import Content, Event, Reasoning
+from services.gateway.chat.replies.choice_parser import Content, Event, Reasoning
 from services.gateway.mesh.job import Job, Parsing
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.formats import ReasoningFormat
-from shared.dialects.reasoning import find_reasoning_format
-from shared.dialects.tools import find_tool_format
+from shared.dialects.known import KNOWN
 from shared.wire.messages import Finished, OutputStart
 
 
@@ -23,8 +22,8 @@ def output_parsers(
     """One parser for each choice; ``starts`` are the output starts of the prompts, and ``seed``
     makes the ids of calls unique to this reply."""
     rules = OutputRules(
-        tools=find_tool_format(parsing.tool_parser, table) if parsing.tool_parser else None,
-        reasoning=find_reasoning_format(parsing.reasoning_parser, table),
+        tools=KNOWN.find_tools(parsing.tool_parser, table) if parsing.tool_parser else None,
+        reasoning=KNOWN.find_reasoning(parsing.reasoning_parser, table),
         added_tokens=table,
         functions=_functions(parsing.tools),
         is_parallel=parsing.is_parallel,

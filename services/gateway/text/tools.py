@@ -3,9 +3,9 @@
 import msgspec
 from msgspec import Raw
 
+from services.gateway.chat.requests.chat_options import items_of, listed_tools
 from services.gateway.chat.requests.raw_json import NULL, check_chars
 from services.gateway.chat.requests.schema import ChatRequest
-from services.gateway.chat.requests.tool_list import items_of, listed_tools
 from services.gateway.chat.requests.tool_schema import (
     AllowedToolsChoice,
     Function,

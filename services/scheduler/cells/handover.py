@@ -8,8 +8,8 @@ from math import ceil, inf
 
 from msgspec.structs import replace
 
+from services.scheduler.extension import OtherCells
 from services.scheduler.limits import fits
-from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence
 from services.scheduler.tokens_message import Forwarding

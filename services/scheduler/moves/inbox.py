@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.scheduler.watchdog import LOOK_S
-from services.scheduler.worker_state import WorkerState
+from services.scheduler.worker_state import LOOK_S, WorkerState
 from shared.errors import CodecError
 from shared.wire.messages import Discard, PlanRow, Take
 

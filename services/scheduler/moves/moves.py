@@ -10,15 +10,15 @@ from typing import NamedTuple, TypeVar
 
 from prometheus_client import Counter
 
+from services.scheduler.extension import OtherCells
 from services.scheduler.moves.guests import Guest
 from services.scheduler.moves.inbox import FORGET_S, TRANSFER_S
 from services.scheduler.moves.move import Move, Target, Why
 from services.scheduler.moves.roles import Roles
 from services.scheduler.moves.transfers import Transfers
-from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence, WaitReason
-from services.scheduler.watchdog import LOOK_S
+from services.scheduler.worker_state import LOOK_S
 from shared.wire.messages import GUESTS_MINOR, Meet, State
 
 MAX_MOVES: dict[Why, int] = {"leaving": 4, "role": 16}

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from services.scheduler.observer import Observer
+from services.scheduler.extension import Observer
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival, Ended, Sequence, WaitReason
 from shared.wire.messages import Admit, Span, SpanReport, SpanValue, StepPlan

@@ -1,7 +1,7 @@
 """A chat as the text that the model reads."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from services.tokenizer.chat.bounded import TooMuchTime
@@ -9,7 +9,6 @@ from services.tokenizer.chat.normalize import Message, normalize
 from services.tokenizer.chat.template import TEMPLATE_ERRORS, ChatTemplate
 from services.tokenizer.chat.template_options import Objects, read_options
 from services.tokenizer.chat.templates import ChatTemplates
-from services.tokenizer.chat.tool_fields import readable_tools
 from shared.errors import InvalidRequest
 from shared.wire.messages import ChatOptions
 
@@ -34,7 +33,7 @@ def render_prompt(
     tools = variables["tools"]
     template = templates.find(options.template, tools is not None)
     if tools is not None:
-        variables["tools"] = _readable(tools, template)
+        variables["tools"] = _tools_for(template, tools)
     normalized = normalize(messages, template.traits)
     if options.continues_final_message:
         has_text = bool(messages) and messages[-1].get("content") is not None
@@ -49,7 +48,7 @@ def render_prompt(
     return _cut_at_end(prompt) if options.continues_final_message else prompt
 
 
-def _readable(tools: Objects, template: ChatTemplate) -> Objects:
+def _tools_for(template: ChatTemplate, tools: Objects) -> Objects:
     try:
         return readable_tools(tools, template.traits.takes_for_granted)
     except RecursionError:
@@ -85,3 +84,74 @@ def _cut_at_end(prompt: str) -> str:
         )
     is_whole = prompt.startswith(END_OF_MESSAGE, end)
     return prompt[:end] if is_whole else prompt[:end].rstrip()
+
+
+# A null in place of one of these says no more than its absence.
+_NULLABLE = {
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "description",
+    "enum",
+    "format",
+    "items",
+    "oneOf",
+    "parameters",
+    "pattern",
+    "properties",
+    "required",
+    "strict",
+    "title",
+    "type",
+}
+_SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
+_DATA = {"const", "default", "enum", "examples", "required"}
+
+Tool = dict[str, Any]
+
+
+def readable_tools(tools: list[Tool], taken_for_granted: Container[str]) -> list[Tool]:
+    """``tools`` without nulls that say nothing; a field that is ``taken_for_granted`` and not there
+    is empty."""
+    return [_readable(_without_nulls(tool), taken_for_granted) for tool in tools]
+
+
+def _readable(tool: Tool, taken_for_granted: Container[str]) -> Tool:
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        return tool
+    empty: Tool = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    filled = _filled(function, empty, taken_for_granted)
+    if isinstance(parameters := filled.get("parameters"), dict):
+        filled["parameters"] = _filled(parameters, {"properties": {}}, taken_for_granted)
+    return tool | {"function": filled}
+
+
+def _filled(fields: Tool, empty: Tool, taken_for_granted: Container[str]) -> Tool:
+    missing = {
+        name: value
+        for name, value in empty.items()
+        if name not in fields and name in taken_for_granted
+    }
+    return fields | missing
+
+
+def _without_nulls(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_nulls(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        name: _without_nulls_in(name, value)
+        for name, value in schema.items()
+        if value is not None or name not in _NULLABLE
+    }
+
+
+def _without_nulls_in(name: str, value: Any) -> Any:
+    """``value`` is the field ``name`` of a schema."""
+    if name in _DATA:
+        return value
+    if name in _SCHEMAS_BY_NAME and isinstance(value, dict):
+        return {each: _without_nulls(schema) for each, schema in value.items()}
+    return _without_nulls(value)

@@ -20,7 +20,7 @@ from typing import Literal
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
+from shared.guides.limits import COMPILE_STACK_BYTES, PARSER_LIMITS
 from shared.process import child
 
 MAX_CPU_S = 1.0  # to compile a grammar and to walk

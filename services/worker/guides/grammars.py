@@ -12,7 +12,7 @@ from typing import NamedTuple
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.worker.slots.guide import NotCompiled
-from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
+from shared.guides.limits import COMPILE_STACK_BYTES, PARSER_LIMITS
 from shared.model_folder import TOKENIZER_FILE
 
 MAX_COMPILED = 256

@@ -104,3 +104,8 @@ def biases_of(products: Iterable[GatedProducts]) -> Biases | None:
     gate_up = [first.bias for first, _ in pairs if first.bias is not None]
     down = [second.bias for _, second in pairs if second.is_first and second.bias is not None]
     return Biases(gate_up, down or None) if gate_up else None
+
+
+def has_experts(model: nn.Module) -> bool:
+    """True if a layer on this rank has experts."""
+    return any(isinstance(module, Experts) for module in model.modules())

@@ -3,7 +3,7 @@
 import asyncio
 
 from services.worker.engine.protocol import BuildEngine
-from services.worker.other_ranks import OtherRanks
+from services.worker.extension import OtherRanks
 from services.worker.ranks.follower import FollowerService
 from services.worker.ranks.followers import Followers
 from services.worker.ranks.local_ranks import LocalRanks

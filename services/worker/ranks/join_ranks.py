@@ -9,7 +9,7 @@ import torch
 
 from kernels.cpu.collectives import Collectives, collectives_bytes, forget_name, open_memory
 from services.worker.config.model_config import ModelConfig
-from services.worker.expert_loads import has_experts
+from services.worker.layers.experts import has_experts
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.stage import Stage
 from services.worker.models.registry import find_model

@@ -1,6 +1,7 @@
 """Optional modules of a worker: implementations of models besides our own, by their names in
 ``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
-engines besides the host's, guides of outputs, and the start of ranks (``ranks.py``)."""
+engines besides the host's, guides of outputs, loads of experts, and the start of ranks
+(``ranks.py``)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import torch
+from prometheus_client.registry import Collector
 
 from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM
 from services.worker.startup.model_shape import ModelShape
 from shared.errors import ConfigError
 from shared.wire.messages import Capacity
@@ -25,6 +28,9 @@ ENGINES: dict[str, str] = {
 }
 GUIDES: list[str] = [
     "services.worker.guides.guides",
+]
+LOADS: list[str] = [
+    "services.worker.expert_loads.loads",
 ]
 RANK_MODULES: list[str] = [
     "services.worker.ranks.join_ranks",
@@ -59,6 +65,11 @@ def implementation(name: str) -> Implementation | None:
     """None if it is not a part of this installation. Its import may take seconds."""
     module = MODULES.get(name)
     return None if module is None else cast(Implementation, import_module(module))
+
+
+def count_loads(model: DecoderLM, device: torch.device) -> Collector | None:
+    """Counts the tokens of the experts of ``model``. Raises ConfigError if it has none."""
+    return cast(Collector, import_module(LOADS[0]).ExpertLoads(model, device)) if LOADS else None
 
 
 @contextmanager

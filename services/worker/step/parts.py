@@ -1,33 +1,38 @@
 """The optional parts of a step, in the order of both engines."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from services.worker.machine.streams import Fetched
 from services.worker.models import CausalLM
+from services.worker.repetition.repetitions import Repetitions
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import Logprobs
 from services.worker.step.pooling import PooledPrompts, Pooler
 from services.worker.step.prompt_logprobs import PromptLogprobs
-from services.worker.step.repetition import Repetitions
 from services.worker.step.results import RowPart
 from services.worker.step.sampling import Rules
 from services.worker.step.step import Backend, PendingResult, Step, StepPart
 from shared.wire.messages import ResultRow, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays
 
+ENDINGS: list[Callable[[SlotTable], StepPart[Any]]] = [
+    Repetitions,
+]
+"""They end outputs early, and precede logprobs: tokens after the end are dropped."""
+
 
 def make_parts(
     table: SlotTable, backend: Backend, rules: Rules, model: CausalLM, pooler: Pooler | None
 ) -> list[StepPart[Any]]:
-    """A model with a ``pooler`` does not sample. Repetitions precede logprobs, because tokens after
-    a repetition are dropped."""
+    """A model with a ``pooler`` does not sample."""
     if pooler is not None:
         return [PooledPrompts(table, backend, pooler)]
     return [
         rules,
-        Repetitions(table),
+        *(make(table) for make in ENDINGS),
         Logprobs(table, backend),
         PromptLogprobs(table, backend, model),
         VerifiedDrafts(table, backend),

@@ -5,7 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from services.worker.observer import Observer
+from services.worker.extension import Observer
 from shared.wire.envelope import read_options
 from shared.wire.messages import Admit, RunKind, Span, SpanReport, SpanValue, StepPlan, StepResult
 from shared.wire.spans import SpanBuffer

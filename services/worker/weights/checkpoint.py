@@ -34,6 +34,12 @@ VIEWS: dict[str, str] = {
     "Glm46VForConditionalGeneration": "services.worker.media.glm4v",
     "Glm4vForConditionalGeneration": "services.worker.media.glm4v",
     "GlmOcrForConditionalGeneration": "services.worker.media.glm4v",
+    "GraniteMoeHybridForCausalLM": "services.worker.hybrids.names",
+    "KimiLinearForCausalLM": "services.worker.hybrids.names",
+    "Lfm2ForCausalLM": "services.worker.hybrids.names",
+    "Lfm2MoeForCausalLM": "services.worker.hybrids.names",
+    "Lfm2VlForConditionalGeneration": "services.worker.hybrids.names",
+    "NemotronHForCausalLM": "services.worker.hybrids.names",
 }
 
 

@@ -20,11 +20,11 @@ from services.worker.layers.parallel import ALONE, Parallel, cannot_split
 from services.worker.layers.weights import Dense, Quantized, Weight, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
+from services.worker.weights.cache.code_cache import CodeCache
 from services.worker.weights.check_tensors import check_form, check_kind, check_names
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
-from services.worker.weights.code_cache import CodeCache
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
-from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, Quantization
+from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, KnownCodes, Quantization
 from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
 from services.worker.weights.renamed import with_our_names
@@ -46,6 +46,13 @@ class HasPieces(Protocol):
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         """The pieces for the parameters of this module (``name``), by their checkpoint names."""
+
+
+CACHES: tuple[type[KnownCodes], ...] = (
+    CodeCache,
+    KnownCodes,
+)
+"""The first one is used."""
 
 
 def load_model(
@@ -90,7 +97,7 @@ def load_model(
         fill(model, checkpoint, progress, placement, forms, scheme, remote=remote)
         model.drop_remote()
     else:
-        codes = CodeCache(cache, folder, dtype, forms)
+        codes = CACHES[0](cache, folder, dtype, forms)
         known = codes.read()
         fill(model, checkpoint, progress, placement, forms, known=known)
         if not known:

@@ -1,6 +1,7 @@
 """Forms that dense weights are brought into as a model is loaded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -43,6 +44,20 @@ class Forms(NamedTuple):
                 f" of which embedding-quantization makes {self.embedding}: leave it out"
             )
         return self._replace(head=self.embedding)
+
+
+class KnownCodes:
+    """The codes that dense weights were brought into at an earlier start; here there are none."""
+
+    def __init__(self, folder: Path, model: Path, dtype: torch.dtype, forms: Forms) -> None:
+        """Of the weights that ``model`` holds now, kept in ``folder``."""
+
+    def read(self) -> Mapping[str, Quantized]:
+        """Returns the codes by the paths of their layers in the model."""
+        return {}
+
+    def write(self, model: nn.Module) -> None:
+        """Keeps all codes of ``model``."""
 
 
 DENSE = Forms()

@@ -1,13 +1,19 @@
 """A connection to another process, as links see it, whichever transport carries it."""
 
 from collections.abc import Callable, Sequence
+from errno import EPROTONOSUPPORT
 from typing import Any, Protocol
 
+from shared.errors import ConfigError
+from shared.link.keys import Keys
+from shared.link.sources import AddressSource
 from shared.wire.codec import Frame
+from shared.wire.messages import ServiceName
 
 LINGER_S = 0.5  # the time for sending queued messages when a process ends
 HELLO_S = 5.0  # from the connection to its first message, with the handshake between
 NO_MEMORY = "no memory for a message"
+NO_HOSTS = "this installation has no connections to other machines (shared/link/hosts)"
 
 
 class PeerGone(Exception):
@@ -60,3 +66,31 @@ class Listening(Protocol):
 # else "". All messages that a process sent before the end come before it.
 OnFrames = Callable[[Any, list[Frame]], None]
 OnLost = Callable[[Any, str], None]
+
+
+class OtherHosts:
+    """Connections to other machines; this installation has none.
+
+    With ``keys`` they are encrypted, and both ends prove which service they are.
+    """
+
+    def __init__(self, keys: Keys | None) -> None: ...
+
+    def listen(
+        self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName
+    ) -> Listening:
+        """Accepts ``service``. Raises ConfigError for an address that is not to be had, and for a
+        key that is missing."""
+        raise ConfigError(f"cannot listen on {address}: {NO_HOSTS}")
+
+    def source(self, service: ServiceName, host: str, port: int) -> AddressSource:
+        """The addresses of ``service``. Raises ConfigError if its key is missing."""
+        raise ConfigError(f"{host}: {NO_HOSTS}")
+
+    def dial(
+        self, address: str, on_frames: OnFrames, on_lost: OnLost, service: ServiceName
+    ) -> DialedConnection:
+        """Raises OSError if a connection is impossible, as far as that is known at once."""
+        raise OSError(EPROTONOSUPPORT, NO_HOSTS)
+
+    def close(self) -> None: ...

@@ -21,7 +21,7 @@ from shared.dialects.formats import (
     TaggedLayout,
     ToolFormat,
 )
-from shared.dialects.tools import TOOL_FORMATS
+from shared.dialects.known import KNOWN
 from shared.wire.messages import OutputStart, ToolChoice
 from tests.services.agreement.admitted import admitted
 from tests.services.gateway.text.replies import Told, all_cuts, cut, markers_of, rules, run, told
@@ -71,7 +71,7 @@ TOOLS = json.dumps(
     [{"function": {"name": name, "parameters": each}} for name, each in FUNCTIONS.items()]
 )
 REQUIRED = ToolChoice("required")
-NAMES = sorted({each.name for each in TOOL_FORMATS.values()})
+NAMES = sorted({each.name for each in KNOWN.tools.values()})
 REASONING = {"openai": "openai_gptoss", "inkling": "inkling", "kimi_k3": "kimi_k3"}
 
 
@@ -154,11 +154,11 @@ def check_strings(format: ToolFormat, text: str, arguments: str, values: dict[st
         (name, has_tokens)
         for name in NAMES
         for has_tokens in (True, False)
-        if has_tokens or not TOOL_FORMATS[name].channels  # whose markers would be in their text
+        if has_tokens or not KNOWN.tools[name].channels  # whose markers would be in their text
     ],
 )
 def test_every_admitted_text_of_forced_calls_is_read_unchanged(name: str, has_tokens: bool):
-    format, reasoning = TOOL_FORMATS[name], REASONING.get(name, "")
+    format, reasoning = KNOWN.tools[name], REASONING.get(name, "")
     start = OutputStart.UNDECIDED if format.channels else OutputStart.ANSWER
     vocabulary = vocabulary_with(*sorted(markers_of(rules(name))) if has_tokens else ())
     dialect = vocabulary.dialect(name, reasoning)

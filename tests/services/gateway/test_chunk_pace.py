@@ -8,7 +8,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from services.gateway.chat.replies.chunk_pace import ChunkPace
+from services.gateway.chat.open_generation import ChunkPace
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from shared.wire.messages import Finished, TokenRun
 from shared.wire.token_arrays import TokenArrays

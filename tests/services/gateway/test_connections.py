@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.gateway.http.reading_check import ReadingCheck
+from services.gateway.http.connection import ReadingCheck
 from services.gateway.metrics import CONNECTIONS, SHED_CONNECTIONS, SLOW_CLIENTS
 from services.gateway.service import GatewayService
 from shared.wire.messages import RequestKey, State

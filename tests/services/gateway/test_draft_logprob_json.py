@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from services.gateway.chat.replies.logprob_json import PIECE_ENTRIES, DraftLogprobs
-from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
+from services.gateway.mesh.output_collector import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.wire.messages import MIN_LOGPROB, Delta, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.test_logprob_json import table

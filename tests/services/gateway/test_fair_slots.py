@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from services.gateway.http.fair_threads import FairThreads
+from services.gateway.http.fair_time import FairThreads
 from shared.process.fair_slots import FairSlots
 
 

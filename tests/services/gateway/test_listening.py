@@ -16,8 +16,7 @@ from cli.serve import check_port
 from services.gateway.http.server import HttpSite
 from services.gateway.service import GatewayService
 from shared.errors import ConfigError
-from shared.link.sockets.context import SocketContext
-from shared.link.tcp import BACKLOG, url_host
+from shared.link.tcp import url_host
 from shared.process.metrics import tcp_counts
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
@@ -41,18 +40,6 @@ async def test_backlogs_are_as_long_as_the_kernel_lets_them_be(gateway: GatewayS
     info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     given = int.from_bytes(info[MAX_BACKLOG_OFFSET : MAX_BACKLOG_OFFSET + 4], "little")
     assert given == min(4096, int(SOMAXCONN.read_text()))
-
-
-async def test_the_backlog_of_the_mesh_is_the_same() -> None:
-    import zmq
-
-    context = SocketContext()
-    listening: Any = context.listen("tcp://127.0.0.1:0", lambda *_: None, lambda *_: None)
-    try:
-        assert listening._socket._zmq.get(zmq.BACKLOG) == BACKLOG
-    finally:
-        listening.close()
-        context.close()
 
 
 async def test_overflows_are_counted(gateway: GatewayService) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import aiohttp
 
-from services.gateway.mesh.mesh_metrics import MeshMetrics
-from services.gateway.mesh.tokenizers import Tokenizers
+from services.gateway.mesh.tokenizers import MeshMetrics, Tokenizers
 from services.gateway.service import GatewayService
 from shared.wire.messages import Overview
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until

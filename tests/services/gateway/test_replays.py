@@ -10,8 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.gateway.mesh.backoff import Backoff
-from services.gateway.mesh.losses import MAX_REPLAYS
+from services.gateway.mesh.losses import MAX_REPLAYS, Backoff
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.tokenizers import Tokenizer
 from shared.errors import Unavailable

@@ -15,10 +15,9 @@ import msgspec
 import numpy as np
 
 from services.scheduler.block_pool import BlockHashes
-from services.scheduler.emission import Emission
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.resource import Resource
-from services.scheduler.result_check import check_result
+from services.scheduler.results import Emission, check_result
 from services.scheduler.scheduler import Planned, Refusal, Scheduler
 from services.scheduler.sequence import (
     MAX_WORKER_DEATHS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.scheduler.plan_length import PLAN_S
+from services.scheduler.planner import PLAN_S
 from services.scheduler.scheduler import Planned
 from shared.wire.kv_groups import copy_interval, num_passed
 from shared.wire.messages import (

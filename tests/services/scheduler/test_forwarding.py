@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from services.scheduler.emission import Emission
+from services.scheduler.results import Emission
 from services.scheduler.sequence import Sequence
 from services.scheduler.tokens_message import Forwarding, StepEmissions, tokens_of
 from shared.wire.envelope import RequestOptions

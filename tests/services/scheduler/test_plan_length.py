@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.sequences import add_one
-from services.scheduler.result_check import check_result
+from services.scheduler.results import check_result
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError
@@ -169,7 +169,7 @@ def test_a_plan_has_the_steps_that_there_are_blocks_for() -> None:
     assert [cell.step().num_steps for _ in range(2)] == [FAST_STEPS, 1]
     pool.free(others[1:])
     assert cell.step().num_steps == FAST_STEPS
-    assert cell.core.planner.num_preemptions == 0
+    assert cell.core.planner.preemption.num == 0
 
 
 def test_drafts_are_as_many_in_each_step_of_a_plan() -> None:

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from benchmarks.harness.sequences import add_one
-from services.scheduler.emission import Emission
 from services.scheduler.placement import SEQUENCE_TOKENS
+from services.scheduler.results import Emission
 from services.scheduler.scheduler import Scheduler
 from shared.wire.messages import Admit, Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
@@ -92,7 +92,7 @@ def test_others_with_the_same_prompt_share_its_blocks_while_it_runs():
     add(core, "third", prompt, max_tokens=3)
     assert [each.num_cached for each in admits(core, worker)] == [24, 24], "7 + 1 + 1 blocks"
     finish(core, worker)
-    assert core.planner.num_preemptions == 0
+    assert core.planner.preemption.num == 0
 
 
 def test_a_salt_is_a_cache_of_its_own():
@@ -137,7 +137,7 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_blocks_and_counts_no_hit
     add(core, "r", PROMPT, max_tokens=9)
     for _ in range(4):
         step(core, worker)
-    core.planner.preempt(core.workers["w"])
+    core.planner.preemption.preempt(core.workers["w"])
     (admit,) = admits(core, worker)
     assert (admit.num_ids, admit.num_cached) == (14, 12)
     assert finish(core, worker) == [("r", 0)]
@@ -197,7 +197,7 @@ def test_a_loss_after_the_first_token_changes_nothing():
 def preempted_in_its_prompt(core: Scheduler, worker: SimulatedWorker) -> None:
     """A step computes a part of the running prompt, which is then preempted."""
     step(core, worker)
-    core.planner.preempt(core.workers["w"])
+    core.planner.preemption.preempt(core.workers["w"])
 
 
 def test_own_work_that_a_preempted_prompt_finds_again_is_no_hit():
@@ -284,7 +284,7 @@ def test_no_choice_waits_for_one_that_is_gone(loss: str):
         case "stall":
             first.max_emitted = 0
         case "preempt":
-            core.planner.preempt(core.workers["w"])
+            core.planner.preemption.preempt(core.workers["w"])
             first.max_emitted = 0
             core.queues.waiting.try_remove(first)
             core.queues.paused.add(first)

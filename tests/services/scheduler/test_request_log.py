@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.sequences import generate_one
-from services.scheduler.request_log import RequestLog
+from services.scheduler.metrics import RequestLog
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import Overloaded
 from shared.wire.envelope import RequestOptions

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.sequences import add_one
-from services.scheduler.emission import Emission
 from services.scheduler.placement import MAX_LAG_STEPS
+from services.scheduler.results import Emission
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS, Arrival
 from services.scheduler.worker_state import PROBATION_STEPS
@@ -290,11 +290,11 @@ def test_one_of_a_later_priority_gives_way_and_goes_on_where_it_was(depth: int):
     step(core, worker)
     assert in_slots(core) == {"first of a batch", "urgent"}
     assert len(second.emitted) == num_emitted
-    assert core.planner.num_preemptions == 1
+    assert core.planner.preemption.num == 1
     while "second of a batch" in {sequence.request for sequence in core.sequences.values()}:
         step(core, worker)
     assert len(second.emitted) == 20
-    assert core.planner.num_preemptions == 1
+    assert core.planner.preemption.num == 1
 
 
 def test_none_gives_way_to_its_equal_to_who_finds_room_elsewhere_or_when_it_has_waited_long():
@@ -314,7 +314,7 @@ def test_none_gives_way_to_its_equal_to_who_finds_room_elsewhere_or_when_it_has_
     assert in_slots(core) == {"runs"}
     core.plan("v")
     assert computed(core, "v") == {"urgent"}
-    assert core.planner.num_preemptions == 0
+    assert core.planner.preemption.num == 0
 
 
 def test_none_gives_way_in_vain_to_a_long_prompt_that_has_to_wait_for_another():
@@ -334,7 +334,7 @@ def test_none_gives_way_in_vain_to_a_long_prompt_that_has_to_wait_for_another():
     while "long too" not in in_slots(core):
         step(core, worker)
     assert "of a batch" not in in_slots(core)
-    assert core.planner.num_preemptions == 1
+    assert core.planner.preemption.num == 1
 
 
 def test_none_gives_way_where_all_its_blocks_would_not_do():
@@ -348,7 +348,7 @@ def test_none_gives_way_where_all_its_blocks_would_not_do():
     for _ in range(4):
         step(core, worker)
     assert in_slots(core) == {"grows", "of a batch"}
-    assert core.planner.num_preemptions == 0
+    assert core.planner.preemption.num == 0
 
 
 def test_room_of_a_paused_sequence_and_of_a_later_priority_together():
@@ -364,7 +364,7 @@ def test_room_of_a_paused_sequence_and_of_a_later_priority_together():
     for _ in range(3):
         step(core, worker)
     assert in_slots(core) == {"large"}
-    assert core.planner.num_preemptions == 2
+    assert core.planner.preemption.num == 2
 
 
 def test_a_worker_that_hangs_has_no_room_for_which_others_would_keep_theirs():
@@ -498,7 +498,7 @@ def test_when_blocks_run_out_the_youngest_waits_and_ends_with_the_same_text():
         result, arrays = worker.step(core.plan("w"))
         for each in core.absorb("w", result, arrays):
             texts[each.sequence.request].append(int(arrays.ids[each.index]))
-    assert core.planner.num_preemptions > 0
+    assert core.planner.preemption.num > 0
     assert texts["a"] == texts["b"] == texts["c"], "equal prompts write equal texts"
     assert len(texts["a"]) == 14
 
@@ -605,7 +605,7 @@ def test_a_sequence_counts_how_often_it_made_way():
     while core.sequences:
         step(core, worker)
     nums = [each.sequence.num_preemptions for each in core.take_ended()]
-    assert sum(nums) == core.planner.num_preemptions > 0
+    assert sum(nums) == core.planner.preemption.num > 0
 
 
 def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_of_use():

@@ -35,7 +35,7 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
     for number in range(NUM_SCHEDULES):
         mesh = run_schedule(number)
         met.update(
-            preemptions=mesh.core.planner.num_preemptions,
+            preemptions=mesh.core.planner.preemption.num,
             requeues=mesh.core.num_requeues,
             cached=mesh.core.num_prefix_hits,
             given_up=mesh.num_given_up,

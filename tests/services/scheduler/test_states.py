@@ -86,7 +86,7 @@ def test_a_preempted_sequence_goes_on_at_its_last_copy():
     add(core, "r", PROMPT, max_tokens=100)
     for _ in range(60):
         step(core, worker)
-    core.planner.preempt(worker_of(core))
+    core.planner.preemption.preempt(worker_of(core))
     (admit,) = admits(core, worker)
     assert admit.num_ids - admit.num_cached <= 64
     assert finish(core, worker) == [("r", 0)]

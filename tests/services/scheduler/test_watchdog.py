@@ -2,7 +2,7 @@
 
 from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.watchdog import LOOK_S, Watchdog
+from services.scheduler.worker_state import LOOK_S, Watchdog
 from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 

@@ -124,7 +124,7 @@ def test_a_preempted_sequence_goes_on_at_its_last_full_block():
     add(core, "r", PROMPT, max_tokens=100)
     for _ in range(40):
         step(core, worker)
-    core.planner.preempt(worker_of(core))
+    core.planner.preemption.preempt(worker_of(core))
     (admit,) = admits(core, worker)
     assert admit.num_ids - admit.num_cached <= SIZE
     assert finish(core, worker) == [("r", 0)]

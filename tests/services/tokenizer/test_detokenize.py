@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer.detokenize import REPLACEMENT, Detokenizer, seam_of
-from services.tokenizer.vocabulary import token_bytes
+from services.tokenizer.detokenize import REPLACEMENT, Detokenizer, seam_of, token_bytes
 from shared.text.utf8 import num_half_bytes
 from tests.services.tokenizer.conftest import SAMPLE
 

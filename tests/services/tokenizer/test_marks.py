@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from services.tokenizer.detokenize import partial_ids, token_bytes
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_stream import TextStream
-from services.tokenizer.vocabulary import partial_ids, token_bytes
 from shared.wire.messages import Mark
 from tests.services.tokenizer.conftest import SAMPLE, byte_level_tokenizer
 

@@ -6,8 +6,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from services.tokenizer.prepare import encode
-from services.tokenizer.text_model import TextModel
-from services.tokenizer.truncation import Truncation
+from services.tokenizer.text_model import TextModel, Truncation
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import PromptKind
 

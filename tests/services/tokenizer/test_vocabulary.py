@@ -2,7 +2,7 @@
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from services.tokenizer.vocabulary import token_bytes
+from services.tokenizer.detokenize import token_bytes
 from shared.model_folder import EMBEDDED_MODEL
 
 TEXT = "def f(x):\n\treturn 'Grüße, 世界! 👩‍👩‍👧'"

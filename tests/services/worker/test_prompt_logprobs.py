@@ -232,6 +232,6 @@ def test_a_prompt_that_was_preempted_is_scored_once(
     run_scheduled(engine, core, jobs)
     for job in jobs:
         assert_true(oracle, job)
-    assert core.planner.num_preemptions > 0
+    assert core.planner.preemption.num > 0
     if caches_prefixes:
         assert core.num_prefix_hits > 0

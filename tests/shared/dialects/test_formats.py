@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
+from shared.dialects.families.reasoning import REASONING_FORMATS
+from shared.dialects.families.tools import TOOL_FORMATS, find_tool_format
 from shared.dialects.formats import JsonLayout
-from shared.dialects.reasoning import REASONING_FORMATS
-from shared.dialects.tools import TOOL_FORMATS, find_tool_format
 
 
 def test_formats_are_found_by_the_names_of_parsers_elsewhere():

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.dialects.reasoning import REASONING_FORMATS
-from shared.dialects.recognise import recognise
-from shared.dialects.tools import TOOL_FORMATS
+from shared.dialects.families.reasoning import REASONING_FORMATS
+from shared.dialects.families.recognise import recognise
+from shared.dialects.families.tools import TOOL_FORMATS
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "shoal-tiny"
 THINK = "{{ '<think>' ~ message.reasoning ~ '</think>' }}"

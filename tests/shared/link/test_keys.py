@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import zmq
 
-from cli.keys import main
+from cli.keys import main, write_keys
 from shared.errors import ConfigError
-from shared.link.keys import SERVICES, Keys, load_keys, public_path, secret_path, write_keys
-from shared.link.sockets.libzmq import public_key_of
+from shared.link.keys import SERVICES, Keys, load_keys, public_path, secret_path
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_each_service_has_a_pair_and_only_its_user_reads_the_secret(folder: Path
         assert secret_path(folder, service).stat().st_mode & 0o777 == 0o400
         keys = load_keys(folder, service)
         assert keys is not None
-        assert keys.public == public_key_of(keys.secret)
+        assert keys.public == zmq.curve_public(keys.secret)
 
 
 def test_the_umask_does_not_matter(tmp_path: Path):

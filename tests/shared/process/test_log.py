@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from shared.process.log import fields, log_end, set_up
-from shared.process.log_once import MAX_KNOWN, LogOnce
+from shared.process.log import MAX_KNOWN, LogOnce, fields, log_end, set_up
 from shared.settings.gateway import GatewayConfig
 from tests.conftest import Lines
 

@@ -19,7 +19,7 @@ from services.gateway.apis.batches.objects import (
     StoredBatch,
     StoredFile,
 )
-from services.gateway.http.fair_threads import FairThreads
+from services.gateway.http.fair_time import FairThreads
 from services.gateway.http.internal_socket import OWNER_HEADER
 from services.gateway.metrics import BATCH_REQUESTS
 from shared.batch.check import MAX_ERRORS, Checked, check

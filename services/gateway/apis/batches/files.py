@@ -17,7 +17,7 @@ from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission
 from services.gateway.http.body import READ_TIMEOUT_S, check_coding
 from services.gateway.http.client import Client
-from services.gateway.http.expectation import let_continue
+from services.gateway.http.head_parser import let_continue
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.violations import show
 from shared.errors import BodyTooLarge, InvalidRequest, NotFound

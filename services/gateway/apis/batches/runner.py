@@ -14,7 +14,7 @@ import msgspec
 from services.gateway.apis.batches.batch import Batch
 from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.leftovers import remove_leftovers
-from services.gateway.http.fair_threads import FairThreads
+from services.gateway.http.fair_time import FairThreads
 from shared.batch.results import WrongResults
 from shared.process.fair_slots import FairSlots
 from shared.sender import BatchStopped

@@ -7,7 +7,6 @@ from typing import NamedTuple
 from aiohttp import web
 
 from services.gateway.api import Api, Core
-from services.gateway.apis.messages.client import MESSAGES, is_anthropic, name_message
 from services.gateway.apis.messages.replies import objects
 from services.gateway.apis.messages.replies.errors import anthropic_error, anthropic_status
 from services.gateway.apis.messages.replies.objects import TokenCount
@@ -26,10 +25,26 @@ from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body, BodyParser
 from services.gateway.http.failures import ErrorShape
 from services.gateway.http.json_reply import json_response
-from services.gateway.http.request_id import check_request_id
+from services.gateway.http.request_id import check_request_id, request_id
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job, Prompt, chat_bytes
 from shared.wire.messages import ChatOptions, ModelInfo
+
+MESSAGES = "/v1/messages"
+VERSION = "Anthropic-Version"
+REQUEST_ID = "Request-Id"
+
+
+def is_anthropic(request: web.BaseRequest) -> bool:
+    """Recognized by the path, or by the header that Anthropic's clients always send."""
+    path = request.path
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/") or VERSION in request.headers
+
+
+async def name_message(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Adds the request's id in the header that Anthropic's clients read."""
+    if is_anthropic(request):
+        response.headers[REQUEST_ID] = request_id(request)
 
 
 class CountedPrompt(NamedTuple):

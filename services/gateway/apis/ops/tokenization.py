@@ -12,16 +12,19 @@ from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.replies.openai import DetokenizeReply
 from services.gateway.chat.replies.tokenize_json import write_tokens
 from services.gateway.chat.requests import unsupported
-from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.chat_options import (
+    NO_LIMIT,
+    chat_options,
+    listed_tools,
+    requested_limit,
+)
 from services.gateway.chat.requests.chat_prompt import chat_prompt
-from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, served_name
 from services.gateway.chat.requests.prompts import ids_prompt, text_prompt
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.sampling import max_prompt_tokens
 from services.gateway.chat.requests.schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.chat.requests.token_ids import check_length
-from services.gateway.chat.requests.tool_list import listed_tools
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body

@@ -30,9 +30,9 @@ from services.gateway.chat.serving import accepting, send_json, start_meter, war
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body
 from services.gateway.http.client import Client
-from services.gateway.http.observed import observer_of
 from services.gateway.http.request_id import check_request_id, request_id, take_request_id
 from services.gateway.http.request_meter import RequestMeter
+from services.gateway.http.routes import observer_of
 from services.gateway.mesh.observer import RequestObserver
 from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.metrics import POOLED_INPUTS

@@ -5,7 +5,13 @@ from itertools import groupby
 
 from msgspec import UNSET, UnsetType
 
-from services.gateway.chat.replies.events import Arguments, CallStart, Content, Event, Reasoning
+from services.gateway.chat.replies.choice_parser import (
+    Arguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+)
 from services.gateway.chat.replies.openai import (
     Call,
     CallDelta,

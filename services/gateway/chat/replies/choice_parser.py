@@ -1,10 +1,37 @@
-"""Turns the text of a choice into events."""
+"""Turns the text of a choice into events: content, reasoning and calls, piece by piece."""
 
 from typing import Protocol
 
-from services.gateway.chat.replies.events import Content, Event
+import msgspec
+
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from shared.wire.messages import Finished
+
+
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class Content(msgspec.Struct, frozen=True, gc=False):
+    text: str
+
+
+class CallStart(msgspec.Struct, frozen=True, gc=False):
+    """Call number ``index`` of the choice begins; its arguments follow."""
+
+    index: int
+    id: str
+    name: str
+
+
+class Arguments(msgspec.Struct, frozen=True, gc=False):
+    """A piece of the JSON of the arguments of call ``index``; never empty."""
+
+    index: int
+    text: str
+
+
+Event = Reasoning | Content | CallStart | Arguments
 
 
 class ChoiceParser(Protocol):

@@ -9,8 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import orjson
 
-from services.gateway.mesh.drafts import Drafts
-from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.mesh.output_collector import ChoiceUpdate, Drafts
 from services.gateway.mesh.token_table import Spelling, TokenTable
 from shared.wire.codec import Array
 from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB

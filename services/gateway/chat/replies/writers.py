@@ -10,14 +10,12 @@ from typing import Protocol
 from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.chat.replies.chat_parts import ChatParts, merged_events
-from services.gateway.chat.replies.choice_parser import ChoiceParser
-from services.gateway.chat.replies.events import Content, Event
+from services.gateway.chat.replies.choice_parser import ChoiceParser, Content, Event
 from services.gateway.chat.replies.formats import Output
 from services.gateway.chat.replies.logprob_json import PIECE_ENTRIES
 from services.gateway.chat.replies.openai import NOTHING_SHOWN, ChatDelta, Choice, ShownPrompt
 from services.gateway.chat.replies.reply import Reply, Tally
-from services.gateway.http.error_json import error_event
-from services.gateway.http.json_reply import DONE, encode, event
+from services.gateway.http.json_reply import DONE, encode, error_event, event
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
 from shared.errors import RequestError
 from shared.wire.messages import NO_TOKENS, Finished

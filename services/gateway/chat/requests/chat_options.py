@@ -5,12 +5,41 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from services.gateway.chat.requests.history import NO_LIMIT
 from services.gateway.chat.requests.json_body import json_errors
 from services.gateway.chat.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.chat.requests.schema import ChatRequest, TokenizeRequest
+from services.gateway.chat.requests.tool_schema import FunctionTool
 from services.gateway.http.violations import violation
-from shared.wire.messages import ChatOptions
+from shared.errors import InvalidRequest
+from shared.wire.messages import MAX_TOOLS, ChatOptions, ModelInfo
+
+NO_LIMIT, ALL_THAT_FIT = 0, -1
+TEXT_SHARE = 4  # this part of the context is left to texts without max_tokens
+
+
+def history_limit(asked: int, max_tokens: int | None, model: ModelInfo) -> int:
+    """``asked`` tokens, reduced to leave room for a text of ``max_tokens``; 0: no limit, also if
+    there is no room for any prompt."""
+    context = model.max_model_len
+    if asked == ALL_THAT_FIT:
+        return max(context - (max_tokens or context // TEXT_SHARE), 0)
+    return min(asked, max(context - (max_tokens or 1), 0))
+
+
+def requested_limit(
+    request: ChatRequest | TokenizeRequest, default: int, max_tokens: int | None, model: ModelInfo
+) -> int:
+    """``default`` applies to requests without a choice. Raises InvalidRequest for a request to cut
+    tokens and drop turns at once."""
+    if request.truncate_prompt_tokens is None:
+        asked = default if request.history_limit is None else request.history_limit
+        return history_limit(asked, max_tokens, model)
+    if request.history_limit:
+        raise InvalidRequest(
+            "history_limit is allowed without truncate_prompt_tokens only",
+            param="history_limit",
+        )
+    return NO_LIMIT
 
 
 def chat_options(
@@ -59,3 +88,26 @@ def _own_kwargs(raw: Raw, param: str) -> dict[str, Raw]:
         return msgspec.json.decode(text, type=dict[str, Raw])
     except msgspec.ValidationError as error:
         raise violation(error, param, msgspec.json.decode(text)) from None
+
+
+def listed_tools(raw: Raw) -> tuple[str, set[str]]:
+    """The JSON array for the chat template, and the names. Raises InvalidRequest."""
+    if raw == NULL:
+        return "", set()
+    tools, text = items_of(raw, FunctionTool, "tools")
+    return text, {tool.function.name for tool in tools}
+
+
+@json_errors()
+def items_of(raw: Raw, kind: Any, param: str) -> tuple[list[Any], str]:
+    """The items, each of ``kind``, and their array as it came; an empty one is none."""
+    text = json_text(raw, param)
+    try:
+        items = msgspec.json.decode(text, type=list[kind])
+    except msgspec.ValidationError as error:
+        raise violation(error, param, msgspec.json.decode(text), kind) from None
+    if len(items) > MAX_TOOLS:
+        raise InvalidRequest(
+            f"{param} has {len(items)} items; the limit is {MAX_TOOLS}", param=param
+        )
+    return (items, text) if items else ([], "")

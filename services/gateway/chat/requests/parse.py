@@ -1,19 +1,18 @@
 """The body of a request to a Job, or InvalidRequest (NotFound for the model)."""
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from msgspec import structs
 
 from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.requests import unsupported
-from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.chat_options import NO_LIMIT, chat_options, requested_limit
 from services.gateway.chat.requests.chat_prompt import chat_prompt
-from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
 from services.gateway.chat.requests.options import promise_of, request_options, retention_of
 from services.gateway.chat.requests.output_format import output_format
 from services.gateway.chat.requests.prompts import completion_prompts, final_assistant_text
-from services.gateway.chat.requests.reasoning import reasoning_budget, reasoning_kwargs
 from services.gateway.chat.requests.sampling import (
     client_seed,
     num_logprobs,
@@ -196,3 +195,38 @@ def _num_choices(n: int | None, num_prompts: int, max_choices: int) -> int:
             param="prompt" if num_choices == 1 else "n",
         )
     return num_choices
+
+
+SWITCHES = ("enable_thinking", "thinking")
+"""Names in chat templates of the variable that turns reasoning on or off."""
+
+
+def reasoning_kwargs(request: ChatRequest) -> dict[str, Any]:
+    """The variables that tell a chat template how much to reason."""
+    effort = request.reasoning_effort
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | dict.fromkeys(SWITCHES, effort != "none")
+
+
+def reasoning_budget(request: GenerationRequest, model: ModelInfo) -> tuple[int | None, str]:
+    """The most tokens of reasoning, and the field that says so. Raises InvalidRequest."""
+    custom = request.custom_params
+    given = {
+        "thinking_token_budget": request.thinking_token_budget,
+        "reasoning_max_tokens": request.reasoning_max_tokens,
+        "custom_params.thinking_budget": custom.thinking_budget if custom is not None else None,
+    }
+    budgets = [(param, budget) for param, budget in given.items() if budget not in (None, -1)]
+    if not budgets:
+        return None, ""
+    (param, budget), *others = budgets
+    if others:
+        raise InvalidRequest(f"{param} and {others[0][0]} are both given", param=param)
+    if not model.reasoning_parser:
+        raise InvalidRequest(
+            f"{param} is {budget}; this model has no reasoning-parser", param=param
+        )
+    if budget and isinstance(request, ChatRequest) and request.reasoning_effort == "none":
+        raise InvalidRequest(f'{param} is {budget}, and reasoning_effort is "none"', param=param)
+    return budget, param

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from services.gateway.chat.replies.events import (
+from services.gateway.chat.replies.choice_parser import (
     Arguments,
     CallStart,
     Content,
@@ -13,8 +13,7 @@ from services.gateway.chat.replies.events import (
     Reasoning,
 )
 from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
-from shared.dialects.reasoning import REASONING_FORMATS
-from shared.dialects.tools import TOOL_FORMATS
+from shared.dialects.known import KNOWN
 from shared.wire.messages import OutputStart
 
 FUNCTIONS: dict[str, Any] = {
@@ -38,8 +37,8 @@ Told = tuple[str, ...]
 def rules(tools: str = "", reasoning: str = "", **others: Any) -> OutputRules:
     return OutputRules(
         **{
-            "tools": TOOL_FORMATS.get(tools),
-            "reasoning": REASONING_FORMATS.get(reasoning),
+            "tools": KNOWN.tools.get(tools),
+            "reasoning": KNOWN.reasoning.get(reasoning),
             "functions": FUNCTIONS,
             **others,
         }

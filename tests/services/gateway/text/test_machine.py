@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.chat.replies.events import Arguments, CallStart, Content
+from services.gateway.chat.replies.choice_parser import Arguments, CallStart, Content
 from services.gateway.text import source
 from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
-from shared.dialects.tools import TOOL_FORMATS
+from shared.dialects.known import KNOWN
 from shared.wire.messages import OutputStart
 from tests.services.gateway.text.call_texts import CODER_PARIS, GOOD, HARD
 from tests.services.gateway.text.replies import cut, markers_of, marks_of, rules, run, told
 
 NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
-NAMES = sorted({each.name for each in TOOL_FORMATS.values()})
-IN_CHANNELS = {each.name for each in TOOL_FORMATS.values() if each.channels}
+NAMES = sorted({each.name for each in KNOWN.tools.values()})
+IN_CHANNELS = {each.name for each in KNOWN.tools.values() if each.channels}
 WORDS = sorted(
-    {text for each in TOOL_FORMATS.values() for text in each.markers}
+    {text for each in KNOWN.tools.values() for text in each.markers}
     | {"now", "weather", "<think>", "</think>", '"', "\\", "{", "}", "[", "]", "(", ")", ":", ","}
     | {
         '{"name": "now"',

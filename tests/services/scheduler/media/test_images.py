@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from services.scheduler.intake import Quarantine
 from services.scheduler.media.cell import CellMedia, EncodingRoom
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import Arrival
 from services.scheduler.service import SchedulerService
-from shared.errors import CodecError, InvalidRequest
+from shared.errors import CodecError
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
@@ -169,16 +168,6 @@ def test_pixels_that_do_not_fit_their_items_are_no_message():
     for pixels in ([], [pixels_of("a")[1:]], 2 * [pixels_of("a")]):
         with pytest.raises(CodecError, match="pixels"):
             Arrival(good.generate, PROMPT, PROMPT[:0], 0, 0.0, pixels)
-
-
-def test_a_request_with_another_image_is_not_quarantined():
-    quarantine, bad, other = Quarantine(600), arrival(item(4, "a")), arrival(item(4, "b"))
-    about = PROMPT, bad.generate.params, bad.options
-    quarantine.add(*about, 0.0, bad.spans)
-    quarantine.check(*about, 1.0, other.spans)
-    quarantine.check(*about, 1.0)
-    with pytest.raises(InvalidRequest, match="workers died"):
-        quarantine.check(*about, 1.0, bad.spans)
 
 
 class Mesh:

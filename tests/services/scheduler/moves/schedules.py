@@ -8,10 +8,9 @@ from unittest.mock import patch
 
 from msgspec.structs import replace
 
-from services.scheduler.extension import Cell
+from services.scheduler.extension import Cell, OtherCells
 from services.scheduler.moves.cell import CellMoves
 from services.scheduler.moves.transfers import Transfers
-from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState

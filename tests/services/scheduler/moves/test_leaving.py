@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from services.scheduler.moves.cell import RECOMPUTED
 from services.scheduler.moves.moves import AVOID_LOOKS, MOVES, RETRY_LOOKS
-from services.scheduler.moves.recomputed import RECOMPUTED
 from services.scheduler.sequence import Sequence, WaitReason
 from shared.wire.messages import Detach, Inbox, Meet, Release, State
 from tests.services.scheduler.moves.cell_of_workers import CellOfWorkers, Worker

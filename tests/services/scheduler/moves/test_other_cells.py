@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from services.scheduler.moves.inbox import TRANSFER_S
 from services.scheduler.moves.moves import MOVES
-from services.scheduler.watchdog import LOOK_S
+from services.scheduler.worker_state import LOOK_S
 from shared.errors import CodecError
 from shared.wire.messages import (
     GUESTS_MINOR,

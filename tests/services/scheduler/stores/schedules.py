@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from services.scheduler.extension import Cell
-from services.scheduler.other_cells import OtherCells
+from services.scheduler.extension import Cell, OtherCells
 from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import Sequence
 from services.scheduler.stores.cell import CellStores

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.tokenizer.chat.tool_fields import readable_tools
+from services.tokenizer.chat.prompt import readable_tools
 from tests.services.tokenizer.chat.samples import GLM, LLAMA, PARTS, QWEN, options
 from tests.services.tokenizer.chat.test_prompt import prompt
 

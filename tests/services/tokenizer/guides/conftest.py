@@ -9,9 +9,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from services.tokenizer.guides.compose import Dialect
-from shared.dialects.reasoning import REASONING_FORMATS
-from shared.dialects.tools import TOOL_FORMATS
-from shared.grammar_limits import PARSER_LIMITS
+from shared.dialects.known import KNOWN
+from shared.guides.limits import PARSER_LIMITS
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 
 END_IDS = [2, 0]
@@ -35,8 +34,8 @@ class Vocabulary:
         return Dialect(
             self.added,
             self.encode,
-            TOOL_FORMATS.get(tools),
-            REASONING_FORMATS.get(reasoning),
+            KNOWN.tools.get(tools),
+            KNOWN.reasoning.get(reasoning),
         )
 
     def refusal(self, grammar: str, text: str) -> str | None:

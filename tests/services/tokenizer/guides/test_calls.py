@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
-from shared.dialects.tools import TOOL_FORMATS
+from shared.dialects.known import KNOWN
 from shared.errors import InvalidRequest
 from shared.wire.messages import OutputFormat, OutputStart, ToolChoice
 from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
@@ -118,7 +118,7 @@ WITH_TOKENS = tuple(
         {
             marker
             for name in TEXTS
-            for marker in (*TOOL_FORMATS[name].markers, *TOOL_FORMATS[name].tokens)
+            for marker in (*KNOWN.tools[name].markers, *KNOWN.tools[name].tokens)
             if re.fullmatch(TOKEN, marker)
         }
     )
@@ -137,8 +137,8 @@ def marked(request: pytest.FixtureRequest) -> Vocabulary:
 
 
 def test_every_format_has_a_text_here():
-    names = {each.name for each in TOOL_FORMATS.values()}
-    in_channels = {each.name for each in TOOL_FORMATS.values() if each.channels}
+    names = {each.name for each in KNOWN.tools.values()}
+    in_channels = {each.name for each in KNOWN.tools.values() if each.channels}
     assert TEXTS.keys() == names - in_channels
 
 
@@ -163,7 +163,7 @@ def test_a_strict_tool_is_held_amid_free_text(marked: Vocabulary, subtests: pyte
         with subtests.test(name):
             assert marked.refusal(grammar, text) is None
             assert marked.refusal(grammar, "It < rains.\n") is None
-            if not TOOL_FORMATS[name].is_tagless:
+            if not KNOWN.tools[name].is_tagless:
                 assert marked.refusal(grammar, f"Well, {text}") is None
             for wrong in (text.replace("Celsius", "Kelvin"), text.replace("now", "then")):
                 assert marked.refusal(grammar, wrong) is not None, wrong
@@ -172,7 +172,7 @@ def test_a_strict_tool_is_held_amid_free_text(marked: Vocabulary, subtests: pyte
 def test_beside_a_format_calls_may_be_made_instead(marked: Vocabulary, subtests: pytest.Subtests):
     for name, text in TEXTS.items():
         grammar = grammar_of(marked, name, Wanted(FORMAT, TOOLS))
-        format = TOOL_FORMATS[name]
+        format = KNOWN.tools[name]
         opening = (format.section_open or format.call_open) if format.is_tagless else ""
         with subtests.test(name):
             assert marked.refusal(grammar, '{"q": 1}') is None

@@ -6,7 +6,7 @@ import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
 from shared.dialects.formats import BlocksLayout, HarmonyLayout
-from shared.dialects.tools import TOOL_FORMATS
+from shared.dialects.known import KNOWN
 from shared.wire.messages import Guide, OutputFormat, OutputStart, ToolChoice
 from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
 
@@ -43,7 +43,7 @@ LAST = "<|content_model_end_sampling|>"
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tokens", "text"])
 def channels(request: pytest.FixtureRequest) -> Vocabulary:
-    markers = TOOL_FORMATS["openai"].markers | TOOL_FORMATS["inkling"].markers
+    markers = KNOWN.tools["openai"].markers | KNOWN.tools["inkling"].markers
     tokens = sorted(marker for marker in markers if marker.startswith("<|"))
     return vocabulary_with(*(tokens if request.param else ()))
 

@@ -26,8 +26,8 @@ from transformers import (
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from cli.exit_codes import OK
+from cli.models.check_config import check_config
 from cli.plan.command import main
-from services.worker.startup.config_check import check_config
 from services.worker.startup.footprint import footprint_of
 from services.worker.startup.plan_memory import weight_bytes
 from shared.errors import ConfigError

@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from benchmarks.harness.engines import ENGINES
-from shared.link.keys import write_keys
+from cli.keys import write_keys
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import Discard, Meet, Push, Take
 from tests.services.worker.checkpoints import save_model

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from shared.errors import ConfigError
 from shared.link.sockets import local
-from shared.link.sockets.connection import PeerGone
+from shared.link.sockets.connection import OtherHosts, PeerGone
 from shared.link.sockets.local import LocalConnection, LocalListening, dial
 from shared.link.sockets.zmtp import handshake, pack
 
@@ -251,3 +252,11 @@ async def test_we_dial_libzmq(path: Path, size: int):
         await until(lambda: end.messages)
         assert end.messages == [(connection, message)]
         connection.close()
+
+
+def test_without_the_part_for_other_machines_their_addresses_are_refused() -> None:
+    hosts = OtherHosts(None)
+    with pytest.raises(ConfigError, match="no connections to other machines"):
+        hosts.source("scheduler", "host", 1)
+    with pytest.raises(ConfigError, match="no connections to other machines"):
+        hosts.listen("tcp://*:1", lambda *_: None, lambda *_: None, "worker")

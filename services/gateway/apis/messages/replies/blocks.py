@@ -23,7 +23,13 @@ from services.gateway.apis.messages.replies.objects import (
 )
 from services.gateway.apis.messages.requests.signature import Signer
 from services.gateway.chat.replies.chat_parts import merged_events
-from services.gateway.chat.replies.events import Arguments, CallStart, Content, Event, Reasoning
+from services.gateway.chat.replies.choice_parser import (
+    Arguments,
+    CallStart,
+    Content,
+    Event,
+    Reasoning,
+)
 
 NO_INPUT = Raw(b"{}")
 

@@ -17,18 +17,17 @@ from services.gateway.apis.messages.requests.schema import (
 )
 from services.gateway.apis.messages.requests.tools import chat_choice, chat_tools, is_parallel
 from services.gateway.chat.media import Media
+from services.gateway.chat.requests.chat_options import TEXT_SHARE, history_limit
 from services.gateway.chat.requests.format_schema import JsonSchema, NamedSchema
-from services.gateway.chat.requests.history import TEXT_SHARE, history_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain
-from services.gateway.chat.requests.parse import Limits, chat_job
+from services.gateway.chat.requests.parse import SWITCHES, Limits, chat_job
 from services.gateway.chat.requests.raw_json import NULL
-from services.gateway.chat.requests.reasoning import SWITCHES
 from services.gateway.chat.requests.schema import ChatRequest
 from services.gateway.chat.requests.unsupported import Neutral
 from services.gateway.http.body import Body
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job, Parsing
-from shared.dialects.reasoning import REASONING_FORMATS
+from shared.dialects.known import KNOWN
 from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo
 
@@ -139,7 +138,7 @@ def _set_budget(
 ) -> None:
     if not isinstance(request.thinking, EnabledThinking) or not model.reasoning_parser:
         return
-    if not REASONING_FORMATS[model.reasoning_parser].close:
+    if not KNOWN.reasoning[model.reasoning_parser].close:
         warnings.append("thinking.budget_tokens: the model's channels know no budget")
     else:
         chat.thinking_token_budget = request.thinking.budget_tokens

@@ -17,7 +17,7 @@ from services.gateway.apis.responses.replies.objects import (
     ReasoningText,
     SummaryText,
 )
-from services.gateway.chat.replies.events import CallStart
+from services.gateway.chat.replies.choice_parser import CallStart
 
 ItemEvent = tuple[str, dict[str, Any]]
 """The type of an event, and its fields except the ones that place it in the stream."""

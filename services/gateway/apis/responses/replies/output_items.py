@@ -13,7 +13,7 @@ from services.gateway.apis.responses.replies.open_items import (
     OpenReasoning,
 )
 from services.gateway.apis.responses.requests.tools import ItemTools
-from services.gateway.chat.replies.events import CallStart, Content, Event, Reasoning
+from services.gateway.chat.replies.choice_parser import CallStart, Content, Event, Reasoning
 
 
 @dataclass(frozen=True)

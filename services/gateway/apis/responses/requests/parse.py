@@ -22,7 +22,7 @@ from services.gateway.apis.responses.requests.tools import ItemTools, chat_choic
 from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.requests import format_schema as chat
 from services.gateway.chat.requests import unsupported
-from services.gateway.chat.requests.history import ALL_THAT_FIT, NO_LIMIT
+from services.gateway.chat.requests.chat_options import ALL_THAT_FIT, NO_LIMIT
 from services.gateway.chat.requests.json_body import check, decode, in_vain
 from services.gateway.chat.requests.parse import Limits, chat_job
 from services.gateway.chat.requests.raw_json import NULL

@@ -70,19 +70,6 @@ async def test_without_a_tokenizer_health_is_503_with_the_reason_and_ping_is_200
             assert response.status == 200
 
 
-async def test_the_mesh_is_listed_unless_it_is_turned_off(tmp_path: Path) -> None:
-    for flags, status in (({}, 200), ({"mesh_endpoint": False}, 404)):
-        async with (
-            running_gateway(tmp_path, **flags) as gateway,
-            aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
-            http.get("/v1/mesh") as response,
-        ):
-            assert response.status == status
-            if status == 200:
-                (service,) = (await response.json())["services"]
-                assert (service["role"], service["state"]) == ("gateway", "starting")
-
-
 async def test_a_gateway_is_ready_when_its_tokenizer_is(
     gateway: GatewayService, tokenizer: FakeTokenizer
 ) -> None:
