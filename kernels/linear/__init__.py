@@ -8,6 +8,8 @@ A quantized weight is dequantized inside the kernel. For more tokens it is first
 temporary memory of the dense weight's size.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -54,19 +56,27 @@ def gated(
     *,
     norm: Norm | None = None,
     act: Act = "silu",
+    add: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
     """act(gate) * up, both ``linear`` of x or of the normed x.
 
     x [T, K], weight [2 I, K] and bias [2 I], gates before ups → [T, I]; without gates [I, K], [I].
+    ``add`` adds to gates and ups [T, 2 I] in place; rows it leaves alone have the same bits as
+    without it.
     """
-    if act not in CURVES:
-        return silu_mul(linear(x, weight, bias, norm=norm), act)
     x, weight, norm = _ordered(x, weight, norm)
-    if _is_for_triton(x, weight):
+    if act in CURVES and _is_for_triton(x, weight):
         from kernels.linear.triton import launch_gated
 
-        return launch_gated(_normed(x, norm), weight, bias, *CURVES[act])
-    return plain.gated(x, _dense(weight, x.dtype), bias, norm, act)
+        deltas = None
+        if add is not None:
+            deltas = x.new_zeros(len(x), weight.shape[0], dtype=torch.float32)
+            add(deltas)
+        return launch_gated(_normed(x, norm), weight, bias, deltas, *CURVES[act])
+    products = linear(x, weight, bias, norm=norm)
+    if add is not None:
+        add(products)
+    return silu_mul(products, act)
 
 
 def _normed(x: Tensor, norm: Norm | None) -> Tensor:

@@ -1,11 +1,10 @@
-"""``linear`` and ``gated`` by torch's matmuls: for many rows, and without Triton."""
+"""``linear`` by torch's matmuls: for many rows, and without Triton."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.rms_norm import Norm, rms_norm
-from kernels.silu_mul import Act, silu_mul
 
 
 def linear(
@@ -26,11 +25,6 @@ def linear(
     # In one pass, rounded once. (addmm would copy the residual first.)
     residual.addmm_(x, weight.t())
     return residual if bias is None else residual.add_(bias)
-
-
-def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, act: Act) -> Tensor:
-    normed = x if norm is None else rms_norm(x, *norm)
-    return silu_mul(functional.linear(normed, weight, bias), act)
 
 
 def _product(

@@ -46,16 +46,18 @@ def launch_gated(
     x: Tensor,
     weight: Tensor | Codes,
     bias: Tensor | None,
+    deltas: Tensor | None,
     alpha: float,
     beta: float,
 ) -> Tensor:
+    """``deltas`` [T, 2 I] float32 are added before the activation."""
     _check(x, weight, None)
     num_tokens, num_gates = len(x), weight.shape[0] // 2
     stored, known = operands(weight), constants(weight)
     chosen = _config_of(x, weight, known)
     out = x.new_empty(num_tokens, num_gates)
     gated_kernel[cdiv(2 * num_gates, chosen.block_rows),](
-        *(x, *stored, bias, out, num_tokens),
+        *(x, *stored, bias, deltas, out, num_tokens),
         *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:3], alpha, beta),
         **chosen.options(known),
         **early(),
@@ -132,6 +134,7 @@ def gated_kernel(
     p_zeros,  # [2 I, groups] or None
     p_table,  # [16] or None
     p_bias,  # [2 I] or None
+    p_deltas,  # [T, 2 I] float32 or None
     p_out,  # [T, I]
     num_tokens,
     I: tl.constexpr,  # noqa: E741
@@ -159,6 +162,9 @@ def gated_kernel(
         p_x, p_weight, p_scales, p_zeros, p_table, None, o_t, o_t < num_tokens, o_row,
         K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
+    if p_deltas is not None:
+        o_delta = o_t[None, :] * 2 * I + o_row[:, None]
+        b_both += tl.load(p_deltas + o_delta, mask=(o_t < num_tokens)[None, :], other=0)
     store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T, ALPHA, BETA, None)
 
 

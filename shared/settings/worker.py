@@ -207,7 +207,7 @@ class WorkerConfig(Settings):
     )
     enable_lora: bool = Field(
         False,
-        description="serve adapters (LoRA); lora-modules and lora-dir imply it; on CPUs only",
+        description="serve adapters (LoRA); lora-modules and lora-dir imply it",
     )
     lora_modules: LoraModules = Field(
         [],

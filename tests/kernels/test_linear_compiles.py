@@ -70,7 +70,7 @@ def product_of(
     constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size}
     constants |= named(BLOCKS, chosen[:3]) | named(KNOWN, DENSE) | {"IS_DEPENDENT": False}
     if is_gated:
-        constants |= GELU
+        constants |= GELU | {"p_deltas": None}
     signature = pointers | {"num_tokens": "i32"}
     return kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages
 
@@ -116,7 +116,7 @@ def product_of_codes(
     constants |= {"K": size, "STRIDE": size // known.per_place}
     constants |= named(BLOCKS, chosen[:3]) | named(KNOWN, known) | {"IS_DEPENDENT": False}
     if kernel is gated_kernel:
-        constants |= GELU
+        constants |= GELU | {"p_deltas": None}
     signature = pointers | {"num_tokens": "i32"}
     return kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages
 

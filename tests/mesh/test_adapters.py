@@ -211,3 +211,31 @@ async def progress_of_any(fleet: Fleet, num_steps: int) -> None:
     async with asyncio.timeout(60):
         while await steps() < goal:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.timeout(300)
+async def test_the_engine_for_gpus_gives_the_same_texts(tmp_path: Path) -> None:
+    """On a CPU; one adapter is loaded while a text of the other runs."""
+    pytest.importorskip("tests.mesh.device_worker")
+    made = {name: make_adapter(number, RANKS[name]) for number, name in enumerate(NAMES[:2])}
+    expected = {BASE: merged_texts(EMBEDDED_MODEL, [body_of(BASE, 0)])}
+    for name, adapter in made.items():
+        folder = save_merged(adapter, tmp_path / f"merged-{name}")
+        expected[name] = merged_texts(folder, [body_of(name, 0)])
+    first, second = made
+    directory, mesh = tmp_path / "adapters", tmp_path / "mesh"
+    mesh.mkdir()
+    write_adapter(directory / first, made[first])
+    settings = SETTINGS | {"MODEL": str(EMBEDDED_MODEL), "LORA_DIR": str(directory)}
+    settings |= {"MAX_NUM_SEQS": "4", "MAX_LORA_RANK": "16", "CUDAGRAPH_CAPTURE_SIZES": "4"}
+    async with running_fleet(mesh, settings, fork) as fleet:
+        await fleet.start("worker", module="tests.mesh.device_worker")
+        await fleet.start_all(scheduler=1, tokenizer=1, gateway=1)
+        url = fleet.of("gateway")[0].url
+        running = asyncio.create_task(texts_of(url, [body_of(first, 0), body_of(BASE, 0)]))
+        write_adapter(directory / second, made[second])
+        status, text = await post(url, "/v1/load_lora_adapter", {"lora_name": second})
+        assert status == 200, text
+        assert await running == expected[first] + expected[BASE]
+        crowd = [body_of(name, 0) for name in expected]
+        assert await texts_of(url, crowd) == [text for each in expected.values() for text in each]

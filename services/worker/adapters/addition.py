@@ -1,4 +1,4 @@
-"""Adapters as an addition to a model on a CPU."""
+"""Adapters as an addition to a model."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -11,13 +11,15 @@ import torch
 from msgspec import structs
 
 from kernels.cpu.adapter import adapter_bytes
+from services.worker.adapters.device_ops import BankForm, DeviceAdaptingOps
 from services.worker.adapters.native_ops import AdaptingRecorder, NativeForm
 from services.worker.adapters.sites import Site, find_sites, layer_shapes
 from services.worker.adapters.store import AdapterStore
-from services.worker.adapters.table import AdapterTable, Form
+from services.worker.adapters.table import AdapterTable, DeviceTable, HostForm, HostTable
 from services.worker.adapters.torch_ops import AdaptingOps, TorchForm
 from services.worker.backends.native import NativeLM
 from services.worker.backends.operators import Operators
+from services.worker.backends.torch_lm import DEVICE, TorchLM
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -25,11 +27,11 @@ from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity
 
+CPU = torch.device("cpu")
+
 
 def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool) -> None:
     """Raises ConfigError."""
-    if device.type != "cpu":
-        raise ConfigError("enable-lora: adapters are supported on CPUs only; set device to cpu")
     if settings.pipeline_parallel_size > 1:
         raise ConfigError(
             f"enable-lora: adapters are not supported with pipeline-parallel-size"
@@ -45,7 +47,17 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 
 
 def make(settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype) -> "Adapters":
-    return Adapters(settings, find_sites(model), dtype, model.parallel)
+    device = model.model.rotary.table.device
+    if device.type == "cuda" and _reads_images(settings, folder):
+        raise ConfigError(
+            "enable-lora: adapters are not supported on GPUs for a model that reads images; set"
+            " language-model-only"
+        )
+    return Adapters(settings, find_sites(model), dtype, device, model.parallel)
+
+
+def _reads_images(settings: WorkerConfig, folder: Path) -> bool:
+    return settings.reads_media and (folder / "preprocessor_config.json").exists()
 
 
 class Adapters:
@@ -60,25 +72,38 @@ class Adapters:
         settings: WorkerConfig,
         sites: list[Site],
         dtype: torch.dtype,
+        device: torch.device = CPU,
         parallel: Parallel = ALONE,
     ) -> None:
         self.sites = sites
         self.dtype = dtype
         self._parallel = parallel
         self._settings = settings
+        self._is_on_gpu = device.type == "cuda"
         self._native = NativeForm(settings.max_loras)
         self._torch = TorchForm(sites, settings.max_loras)
+        self._bank = BankForm(
+            sites,
+            settings.max_num_seqs,
+            max_adapters=settings.max_loras,
+            max_rank=settings.max_lora_rank,
+            dtype=dtype,
+            device=device,
+        )
         self.operators = Operators(
             partial(AdaptingRecorder, self._native.operators(sites)),
             partial(AdaptingOps, self._torch),
+            partial(DeviceAdaptingOps, self._bank),
         )
 
     def limit(self, capacity: Capacity) -> Capacity:
         return structs.replace(capacity, max_adapters=self._settings.max_loras)
 
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
-        """For ``max-cpu-loras`` adapters of ``max-lora-rank``, for a file of one in float32 and its
-        copy, and for the deltas of a step."""
+        """On a CPU for ``max-cpu-loras`` adapters of ``max-lora-rank``, for a file of one in
+        float32 and its copy, and for the deltas of a step. A GPU's steps are measured."""
+        if self._is_on_gpu:
+            return {}
         num, rank = self._settings.num_adapters, self._settings.max_lora_rank
         parts = [part for site in self.sites for part in site.parts.values()]
         each = sum(
@@ -100,15 +125,16 @@ class Adapters:
 
     def begin(self, model: CausalLM, is_open: np.ndarray, *_: object) -> AdapterTable[Any]:
         """Loads the adapters of the settings. Raises ConfigError."""
-        form: Form[Any] = self._native if isinstance(model, NativeLM) else self._torch
-        self.table = AdapterTable(
-            self.sites,
-            form,
-            is_open,
-            max_adapters=self._settings.max_loras,
-            max_rank=self._settings.max_lora_rank,
-            dtype=self.dtype,
-        )
+        limits = {
+            "max_adapters": self._settings.max_loras,
+            "max_rank": self._settings.max_lora_rank,
+            "dtype": self.dtype,
+        }
+        if isinstance(model, TorchLM) and model.known is DEVICE:
+            self.table = DeviceTable(self.sites, self._bank, is_open, **limits)
+        else:
+            form: HostForm[Any] = self._native if isinstance(model, NativeLM) else self._torch
+            self.table = HostTable(self.sites, form, is_open, **limits)
         shapes = layer_shapes(self.sites)
         self.store = AdapterStore(self._settings, shapes, self.dtype, self.table.add)
         self.store.fill()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from threading import Lock
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -36,8 +36,19 @@ class Form(Protocol[P]):
     def bind(self, index: int, adapter: P | None) -> None:
         """No token of a pass has the adapter that ``index`` had before."""
 
+
+class HostForm(Form[P], Protocol[P]):
+    """Of a backend whose passes the host lays out."""
+
     def lay_out(self, layout: Layout | None) -> None:
         """The tokens of the next pass; None: they have no adapters."""
+
+
+class DeviceForm(Form[P], Protocol[P]):
+    """Of a device, which knows the slots of a pass."""
+
+    def assign(self, of_slots: np.ndarray) -> None:
+        """``of_slots`` [num_slots] int64: the indices of the next passes' slots, or ``NONE``."""
 
 
 class AdapterTable(PlanPart, Generic[P]):
@@ -108,12 +119,6 @@ class AdapterTable(PlanPart, Generic[P]):
         for slot, digest in wanted.items():
             self._of_slots[slot] = indices[digest] if digest else NONE
 
-    def lay_out(self, batch: Batch) -> Batch:
-        of_rows = self._of_slots[batch.rows.slots]
-        has_some = bool((of_rows != NONE).any())
-        self._form.lay_out(lay_out(of_rows[batch.token_rows]) if has_some else None)
-        return batch
-
     def reset(self) -> None:
         self._of_slots[:] = NONE
 
@@ -155,6 +160,30 @@ class AdapterTable(PlanPart, Generic[P]):
                 )
             if (a.dtype, b.dtype) != (self._dtype, self._dtype):
                 raise ValueError(f"{name}: {a.dtype} and {b.dtype}; the model has {self._dtype}")
+
+
+class HostTable(AdapterTable[P]):
+    def __init__(self, sites: Sequence[Site], form: HostForm[P], *args: Any, **limits: Any) -> None:
+        super().__init__(sites, form, *args, **limits)
+        self._host_form = form
+
+    def lay_out(self, batch: Batch) -> Batch:
+        of_rows = self._of_slots[batch.rows.slots]
+        has_some = bool((of_rows != NONE).any())
+        self._host_form.lay_out(lay_out(of_rows[batch.token_rows]) if has_some else None)
+        return batch
+
+
+class DeviceTable(AdapterTable[P]):
+    def __init__(
+        self, sites: Sequence[Site], form: DeviceForm[P], *args: Any, **limits: Any
+    ) -> None:
+        super().__init__(sites, form, *args, **limits)
+        self._device_form = form
+
+    def apply(self, plan: StepPlan, pixels: Sequence[Array] = ()) -> None:
+        super().apply(plan, pixels)
+        self._device_form.assign(self._of_slots)
 
 
 def _changes_of(site: Site, layers: Mapping[str, LowRank]) -> list[Change]:

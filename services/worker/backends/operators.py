@@ -8,10 +8,12 @@ from services.worker.backends.torch_lm import TorchOps
 
 
 class Operators(NamedTuple):
-    """``recorder`` for native code and ``torch`` take the arguments of their defaults."""
+    """``recorder`` of native code, ``torch`` and, on devices, ``device`` take the arguments of
+    their defaults."""
 
     recorder: MakeRecorder = Recorder
     torch: Callable[..., TorchOps] = TorchOps
+    device: Callable[..., TorchOps] = TorchOps
 
 
 PLAIN = Operators()

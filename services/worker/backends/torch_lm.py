@@ -115,7 +115,7 @@ class TorchOps(Ops[Tensor]):
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        weight, bias, operand = _weight(linear), linear.bias, _operand(norm)
+        weight, bias, operand = weight_of(linear), linear.bias, _operand(norm)
         if linear.is_partial:
             total = self._parallel.sum(self._part(x, linear, norm))
             return _added(total, bias, residual, scale)
@@ -126,12 +126,12 @@ class TorchOps(Ops[Tensor]):
 
     def _part(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> Tensor:
         """This rank's part of a sum over ranks."""
-        return product(x, _weight(linear), norm=_operand(norm))
+        return product(x, weight_of(linear), norm=_operand(norm))
 
     def gated(
         self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
     ) -> Tensor:
-        return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm), act=act)
+        return gated_product(x, weight_of(gate_up), gate_up.bias, norm=_operand(norm), act=act)
 
     def marks(self) -> Tensor | None:
         """[T] bool: the tokens of images; None: there are none."""
@@ -235,7 +235,7 @@ class TorchOps(Ops[Tensor]):
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> Tensor:
-        weight, operand, dtype = _weight(head), _operand(norm), torch.float32
+        weight, operand, dtype = weight_of(head), _operand(norm), torch.float32
         if head.vocab.num < head.vocab.total:
             part = product(x, weight, norm=operand, out_dtype=dtype)
             joined = self._parallel.join(part, head.vocab.total)
@@ -287,7 +287,7 @@ def _count(chosen: Tensor, counts: Tensor) -> None:
     counts.index_add_(0, chosen.clamp_max(len(counts) - 1).flatten(), counted.long().flatten())
 
 
-def _weight(layer: Linear | LMHead) -> Tensor | Codes:
+def weight_of(layer: Linear | LMHead) -> Tensor | Codes:
     weight = layer.weight
     return weight.values if isinstance(weight, Dense) else weight.as_codes
 
@@ -302,8 +302,8 @@ def _each(
     products: Sequence[GatedProducts],
 ) -> tuple[list[Tensor | Codes], list[Tensor | Codes], Biases | None]:
     """The content of ``Stacks``, for each network separately."""
-    gate_up = [_weight(each.gate_up_proj) for each in products]
-    down = [_weight(each.down_proj) for each in products]
+    gate_up = [weight_of(each.gate_up_proj) for each in products]
+    down = [weight_of(each.down_proj) for each in products]
     return gate_up, down, biases_of(products)
 
 
@@ -320,7 +320,7 @@ class TorchLM(TorchCausalLM):
     ) -> None:
         super().__init__()
         check_model(model, known.options, known.forms)
-        self.model = model
+        self.model, self.known = model, known
         self.offloaded = model.offloaded
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
         self._trunk_ops = partial(ops, parallel=model.parallel)

@@ -87,8 +87,7 @@ class Media:
         shape = num_slots, num_tokens, family.num_embeddings, config.hidden_size
         ids = family.image_ids
         self._tokens = cache(partial(DeviceTokens, *shape, ids, dtype, self._device))
-        # For devices alone; on a CPU those of adapters come first.
-        self.operators = Operators(torch=partial(MediaOps, self._tokens))
+        self.operators = Operators(device=partial(MediaOps, self._tokens))
         num_axes = len(family.positions([], 0))
         self._rotations = Rotations(rotary, axes_of(config, num_axes), num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings

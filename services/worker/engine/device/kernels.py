@@ -37,7 +37,7 @@ def choose_device_kernels(
         log.info("kernels: torch's operators, attention by Triton")
         return model, TorchSampler()
     with refusing("the operators of GPUs"):
-        computed = TorchLM(model, DEVICE, operators.torch)
+        computed = TorchLM(model, DEVICE, operators.device)
         stack_experts(model)
     log.info("kernels: Triton's")
     return computed, TorchSampler()

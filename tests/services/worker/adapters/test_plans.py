@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.adapters.addition import check
+from services.worker.adapters.addition import make
 from services.worker.adapters.sites import LoadedAdapter
 from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
@@ -130,7 +131,9 @@ def test_what_is_not_supported_is_refused(
         make_engine(checkpoint, "torch", enable_lora=True, **settings)
 
 
-def test_gpus_are_refused() -> None:
-    settings = WorkerConfig(enable_lora=True)
-    with pytest.raises(ConfigError, match=r"^enable-lora: .* on CPUs only; set device to cpu"):
-        check(settings, torch.device("cuda"), pools=False, is_ours=True)
+def test_images_next_to_adapters_are_refused_on_gpus(tmp_path: Path) -> None:
+    model = mock.Mock()
+    model.model.rotary.table.device = torch.device("cuda")
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"^enable-lora: .* images; set language-model-only"):
+        make(WorkerConfig(enable_lora=True), tmp_path, model, torch.float32)

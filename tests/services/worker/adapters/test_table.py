@@ -12,7 +12,7 @@ import torch
 from kernels.adapt import Change
 from kernels.adapt.layout import Layout
 from services.worker.adapters.sites import LoadedAdapter, LowRank, Part, Site
-from services.worker.adapters.table import AdapterMissing, AdapterTable
+from services.worker.adapters.table import AdapterMissing, HostTable
 from services.worker.layers.linear import Linear
 from services.worker.layers.parallel import Rows, Shard
 from shared.wire.envelope import RequestOptions, write_options
@@ -57,7 +57,7 @@ class World:
             "q": Part(0, Shard(0, 3, 3), Shard(0, 4, 4)),
             "k": Part(3, Rows(np.array([5, 1]), 6), Shard(4, 4, 8)),
         }
-        self.table = AdapterTable(
+        self.table = HostTable(
             [Site(linear, parts)],
             self.form,
             self.is_open,

@@ -1,0 +1,162 @@
+"""Adapters on a device: deltas by the slots of a step's rows, which CUDA graphs read too."""
+
+from collections.abc import Sequence
+from functools import cached_property, partial
+from itertools import accumulate
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from kernels.adapt import Change
+from kernels.adapt.bank import AdapterRows, Bank, fill, make_blocks, padded_rank
+from kernels.adapt.device import add_deltas, inner_products
+from kernels.linear import gated as gated_product
+from kernels.paged_attention import DeviceAttention
+from kernels.rms_norm import rms_norm
+from kernels.silu_mul import Act
+from services.worker.adapters.sites import Site
+from services.worker.adapters.table import NONE
+from services.worker.backends.torch_lm import TorchOps, weight_of
+from services.worker.layers.context import current_context
+from services.worker.layers.linear import Linear
+from services.worker.layers.norm import RMSNorm
+from services.worker.machine.streams import upload
+
+
+class _Place(NamedTuple):
+    """A site's numbers among those of an adapter: a [P, R, K] at ``start``, then b [N, R]."""
+
+    start: int
+    a_shape: tuple[int, int, int]
+    b_shape: tuple[int, int]
+    firsts: list[int]
+
+    def views(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """numbers [..., total]"""
+        middle = self.start + prod(self.a_shape)
+        end = middle + prod(self.b_shape)
+        a, b = numbers[..., self.start : middle], numbers[..., middle:end]
+        return a.unflatten(-1, self.a_shape), b.unflatten(-1, self.b_shape)
+
+
+class BankForm:
+    """Adapters in one tensor each, and those in use in another on the device."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        num_slots: int,
+        *,
+        max_adapters: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._linears = [site.linear for site in sites]
+        self._shape = max_adapters, num_slots + 1  # with the null slot
+        self._dtype, self._device = dtype, device
+        self._places, self._num = _places_of(self._linears, padded_rank(max_rank))
+        self._known = np.full(num_slots, NONE)  # on the device
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the adapters in use."""
+        return self._shape[0] * self._num * self._dtype.itemsize
+
+    def pack(self, changes: Sequence[Sequence[Change]]) -> Tensor:
+        packed = torch.zeros(self._num, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+        for place, own in zip(self._places, changes, strict=True):
+            fill(*place.views(packed), own, place.firsts)
+        return packed
+
+    def bind(self, index: int, adapter: Tensor | None) -> None:
+        if adapter is not None:
+            self._bound[index].copy_(adapter, non_blocking=True)
+
+    def assign(self, of_slots: np.ndarray) -> None:
+        if not np.array_equal(of_slots, self._known):
+            self._known = of_slots.copy()
+            self.of_slots[:-1] = upload(of_slots.astype(np.int32), self._device)
+
+    @cached_property
+    def of_slots(self) -> Tensor:
+        return torch.full(self._shape[1:], NONE, dtype=torch.int32, device=self._device)
+
+    @cached_property
+    def banks(self) -> dict[nn.Module, Bank]:
+        return {
+            linear: Bank(*place.views(self._bound), self._blocks_of(linear))
+            for linear, place in zip(self._linears, self._places, strict=True)
+        }
+
+    @cached_property
+    def _bound(self) -> Tensor:
+        """Made by the first pass, so that the memory of steps is measured with it."""
+        shape = self._shape[0], self._num
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+    def _blocks_of(self, linear: Linear) -> Tensor:
+        return upload(np.array(make_blocks(linear.sizes), np.int32), self._device)
+
+
+def _places_of(linears: Sequence[Linear], rank: int) -> tuple[list[_Place], int]:
+    """And the numbers of an adapter in all."""
+    places, start = [], 0
+    for linear in linears:
+        firsts = [0, *accumulate(linear.sizes[:-1])]
+        place = _Place(start, (len(firsts), rank, linear.inputs), (linear.outputs, rank), firsts)
+        places.append(place)
+        start += rank * (len(firsts) * linear.inputs + linear.outputs)
+    return places, start
+
+
+class DeviceAdaptingOps(TorchOps):
+    """Rows without adapters are computed as without this class, bit for bit."""
+
+    def __init__(self, form: BankForm, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        attention = current_context().groups[0].attention
+        assert isinstance(attention, DeviceAttention)
+        self._banks = form.banks
+        self._rows = AdapterRows(form.of_slots, attention.decode, attention.chunks)
+
+    def linear(
+        self,
+        x: Tensor,
+        linear: Linear,
+        *,
+        norm: RMSNorm | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        bank = None if linear.is_partial else self._banks.get(linear)
+        if bank is None:
+            return super().linear(x, linear, norm=norm, residual=residual, scale=scale)
+        x = x if norm is None else rms_norm(x, norm.weight, norm.eps)
+        inner = inner_products(x, bank, self._rows)  # before x may become the residual
+        y = super().linear(x, linear, residual=residual, scale=scale)
+        add_deltas(y, inner, bank, self._rows, scale)
+        return y
+
+    def gated(
+        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
+    ) -> Tensor:
+        bank = self._banks.get(gate_up)
+        if bank is None:
+            return super().gated(x, gate_up, norm=norm, act=act)
+        x = x if norm is None else rms_norm(x, norm.weight, norm.eps)
+        inner = inner_products(x, bank, self._rows)
+        add = partial(add_deltas, inner=inner, bank=bank, rows=self._rows)
+        return gated_product(x, weight_of(gate_up), gate_up.bias, act=act, add=add)
+
+    def _part(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> Tensor:
+        bank = self._banks.get(linear)
+        if bank is None:
+            return super()._part(x, linear, norm)
+        x = x if norm is None else rms_norm(x, norm.weight, norm.eps)
+        part = super()._part(x, linear, None)
+        add_deltas(part, inner_products(x, bank, self._rows), bank, self._rows)
+        return part
