@@ -63,7 +63,7 @@ GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "launches", "prompt_table", "results", "sections", "start"),
     *("step_launches", "summary", "timeline"),
 )
-CORE_LINES = 39_500  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 39_505  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -221,6 +221,8 @@ WINGS = {
             "tests/services/tokenizer/adapters",
             "tests/services/scheduler/adapters",
             f"tests/{WORKER}/adapters",
+            "tests/gpu/test_adapters_on_cuda.py",
+            "tests/kernels/interpreted/test_adapt.py",
             "tests/mesh/test_adapters.py",
             "benchmarks/adapters.py",
         ),
