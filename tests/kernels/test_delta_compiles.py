@@ -11,6 +11,7 @@ from kernels.delta.triton.chunks import pass_kernel, solve_kernel
 from kernels.delta.triton.finish import finish_kernel
 from kernels.delta.triton.inputs import mix_kernel, note_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel
+from tests.selection import every_pair, only
 
 # Qwen3-Next, and with twice its sizes of heads.
 HEADS = {"NUM_KEYS": 16, "NUM_HEADS": 32}
@@ -23,7 +24,8 @@ FLOATS = (
 )
 GATED, SCAN, BY_CHANNEL, LIGHTNING = range(4)
 each_rule = pytest.mark.parametrize("rule", [GATED, SCAN])
-each_recurrence = pytest.mark.parametrize("rule", [GATED, SCAN, BY_CHANNEL, LIGHTNING])
+RECURRENCES = (GATED, SCAN, BY_CHANNEL, LIGHTNING)
+each_recurrence = pytest.mark.parametrize("rule", RECURRENCES)
 ROWS = ("p_slots", "p_starts", "p_token_starts", "p_nums")
 OF_ROWS = dict.fromkeys((*ROWS, "p_positions"), "*i32")
 AFTER = dict.fromkeys(("p_num_drafts", "p_copies"), "*i32")
@@ -45,10 +47,10 @@ def num_stack_bytes(
     return found.num_stack_bytes
 
 
-@each_recurrence
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("most_drafts", [0, 3])
+@pytest.mark.parametrize(
+    ("rule", "dtype", "most_drafts"), every_pair(RECURRENCES, ["bf16", "fp32"], [0, 3])
+)
 def test_mix_kernel(most_drafts: int, dtype: str, arch: int, rule: int) -> None:
     signature = dict.fromkeys(("p_x", "p_gates", "p_conv", "p_bias"), f"*{dtype}") | OF_ROWS
     signature |= STRIDES | {"p_token_rows": "*i32", "num_tokens": "i32"}
@@ -72,9 +74,14 @@ def test_note_kernel(most_drafts: int, dtype: str, arch: int) -> None:
     assert num_stack_bytes(note_kernel, signature, dims | blocks, arch) == 0
 
 
-@each_recurrence
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("size", [128, 256])
+@pytest.mark.parametrize(
+    ("rule", "size"),
+    only(
+        [*((rule, 128) for rule in RECURRENCES), (GATED, 256), (BY_CHANNEL, 256)],
+        *(RECURRENCES, (128, 256)),
+    ),
+)
 def test_advance_kernel(size: int, arch: int, rule: int) -> None:
     signature = OF_ROWS | AFTER | {"num_tokens": "i32", "interval": "i32"}
     dims = {"KEY_DIM": size, "VALUE_DIM": size, "BLOCK_K": size, "BLOCK_V": VALUES}

@@ -2,6 +2,7 @@
 
 import re
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,37 +19,34 @@ from kernels.experts.triton.sums import sum_kernel
 from kernels.route import Routing
 from kernels.route.triton import route_kernel
 from kernels.silu_mul import Act, Clamp, constants_of, num_parts
-from tests.kernels.compiled import ARCHS, compile_kernel, compiled
+from tests.kernels.compiled import ARCHS, compile_kernel, compiled, layouts
 from tests.kernels.test_linear_compiles import (
     CODES,
     KNOWN,
     TYPES,
     assert_fits,
-    codes,
     named,
     of_codes,
     taken,
 )
 from tests.kernels.test_route import FAMILIES
+from tests.selection import cover, every_pair, only
 
 # Hidden size, an expert's inner size and how many are chosen.
 QWEN3_30B, ERNIE_21B, TINY = (2048, 768, 8), (2560, 1536, 6), (64, 32, 2)
 GPT_OSS = (2880, 2880, 4)
 archs = pytest.mark.parametrize("arch", ARCHS)
-kernels = pytest.mark.parametrize("kernel", [gate_up_kernel, down_kernel], ids=["gate_up", "down"])
-nums_tokens = pytest.mark.parametrize("num_tokens", [1, 65])
+KERNELS, NUMS_TOKENS = (gate_up_kernel, down_kernel), (1, 65)
+kernels = pytest.mark.parametrize("kernel", KERNELS, ids=["gate_up", "down"])
 # float32 has no tensor cores and takes the most registers.
 PRODUCTS = [
     *((shape, torch.bfloat16) for shape in (QWEN3_30B, ERNIE_21B, TINY)),
     (QWEN3_30B, torch.float32),
-    pytest.param(TINY, torch.float32, marks=pytest.mark.slow),
-    pytest.param(QWEN3_30B, torch.float16, marks=pytest.mark.slow),
 ]
 POINTERS = {"p_pairs": "*i32", "p_blocks": "*i32", "p_num_blocks": "*i32"}
 
 
-@cache
-def compiled_product(
+def product_of(
     kernel: Any,
     shape: tuple[int, int, int],
     dtype: torch.dtype,
@@ -57,7 +55,7 @@ def compiled_product(
     form: str | None = None,
     act: Act | Clamp = "silu",
 ) -> Any:
-    """Without SiLU there are biases, too."""
+    """The arguments of ``compiled``. Without SiLU there are biases, too."""
     hidden, inner, num_chosen = shape
     is_gated = kernel is gate_up_kernel
     size = hidden if is_gated else inner
@@ -84,68 +82,68 @@ def compiled_product(
     if is_gated:
         constants |= named(("ALPHA", "BETA", "LIMIT"), constants_of(act))
     signature = pointers | {"most": "i32"}
-    return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
+    return kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages
+
+
+def assert_product_fits(arch: int, *given: Any, **options: Any) -> None:
+    assert_fits(taken(compiled(*product_of(*given, arch, **options))), arch)
+
+
+@cache
+def layouts_of(kernel: Any, form: str | None, num_tokens: int) -> str:
+    return layouts(*product_of(kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, form))
 
 
 @archs
-@kernels
-@nums_tokens
-@pytest.mark.parametrize(("shape", "dtype"), PRODUCTS, ids=str)
-def test_a_product_fits(
-    kernel: Any, shape: tuple[int, int, int], dtype: torch.dtype, num_tokens: int, arch: int
-) -> None:
-    assert_fits(taken(compiled_product(kernel, shape, dtype, num_tokens, arch)), arch)
-
-
-@archs
-@kernels
-@codes
-@nums_tokens
 @pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.bfloat16,
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float16, torch.float32)),
-    ],
-    ids=str,
+    ("kernel", "num_tokens", "sizes"), every_pair(KERNELS, NUMS_TOKENS, PRODUCTS)
+)
+def test_a_product_fits(
+    kernel: Any, sizes: tuple[tuple[int, int, int], torch.dtype], num_tokens: int, arch: int
+) -> None:
+    assert_product_fits(arch, kernel, *sizes, num_tokens)
+
+
+@archs
+@pytest.mark.parametrize(
+    ("kernel", "form", "num_tokens", "dtype"),
+    only(
+        [(*case, torch.bfloat16) for case in cover([*product(KERNELS, CODES, NUMS_TOKENS)])],
+        *(KERNELS, CODES, NUMS_TOKENS, TYPES),
+    ),
 )
 def test_a_product_with_codes_fits(
     kernel: Any, form: str, dtype: torch.dtype, num_tokens: int, arch: int
 ) -> None:
-    found = compiled_product(kernel, QWEN3_30B, dtype, num_tokens, arch, form)
-    assert_fits(taken(found), arch)
+    assert_product_fits(arch, kernel, QWEN3_30B, dtype, num_tokens, form=form)
 
 
 @archs
-@kernels
-@nums_tokens
-@pytest.mark.parametrize("form", [None, "NF4"])
+@pytest.mark.parametrize(
+    ("kernel", "num_tokens", "form"), every_pair(KERNELS, NUMS_TOKENS, [None, "NF4"])
+)
 def test_a_product_with_biases_and_a_clamp_fits(
     kernel: Any, form: str | None, num_tokens: int, arch: int
 ) -> None:
-    found = compiled_product(
-        kernel, GPT_OSS, torch.bfloat16, num_tokens, arch, form, Clamp(1.702, 7.0)
-    )
-    assert_fits(taken(found), arch)
+    options = {"form": form, "act": Clamp(1.702, 7.0)}
+    assert_product_fits(arch, kernel, GPT_OSS, torch.bfloat16, num_tokens, **options)
 
 
-@nums_tokens
+@pytest.mark.parametrize("num_tokens", NUMS_TOKENS)
 def test_a_product_without_gates_fits(num_tokens: int) -> None:
-    found = compiled_product(
-        gate_up_kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, act="relu2"
-    )
-    assert_fits(taken(found), HOPPER)
+    given = gate_up_kernel, QWEN3_30B, torch.bfloat16, num_tokens
+    assert_product_fits(HOPPER, *given, act="relu2")
 
 
 @kernels
-@nums_tokens
+@pytest.mark.parametrize("num_tokens", NUMS_TOKENS)
 @pytest.mark.parametrize("form", [None, *CODES])
 def test_no_step_waits_for_what_it_loads_itself(
     kernel: Any, form: str | None, num_tokens: int
 ) -> None:
     """Weights and tokens are prefetched; scales and zeros are loaded for the next iteration."""
-    found = compiled_product(kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, form)
-    loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", found.asm["ttgir"], re.DOTALL)
+    text = layouts_of(kernel, form, num_tokens)
+    loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
     assert loop is not None
     lines = loop[1].splitlines()
     assert sum("async_copy_global_to_local" in line for line in lines) >= 2
@@ -160,9 +158,8 @@ def test_no_step_waits_for_what_it_loads_itself(
 def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(kernel: Any, form: str | None) -> None:
     """The instruction and, for codes, the span per multiplication."""
     orders = set()
-    for num_tokens in (1, 65):
-        found = compiled_product(kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, form)
-        text = found.asm["ttgir"]
+    for num_tokens in NUMS_TOKENS:
+        text = layouts_of(kernel, form, num_tokens)
         (version,) = set(re.findall(r"nvidia_mma<\{versionMajor = (\d)", text))
         spans = re.findall(r"tt\.dot .* : tensor<(4x)\d+(x\d+)xbf16", text)
         assert len(spans) == (form is not None)

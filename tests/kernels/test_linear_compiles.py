@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Sequence
+from functools import cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from kernels.rms_norm.triton import num_warps, rms_norm_kernel
 from kernels.silu_mul import CURVES, Clamp, constants_of
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled, layouts
-from tests.selection import every_pair
+from tests.selection import every_pair, only
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 # [rows, columns] of the weights of Qwen3-8B, a Llama of 1B and the embedded model.
@@ -27,8 +29,14 @@ ADDED = (OUT, DOWN, SMALL_DOWN, TINY_DOWN)
 GATED = [(24576, 4096), (1536, 256)]
 # float32 has no tensor cores and takes the most registers.
 WIDEST = [(HEAD, 64, torch.float32), (TINY_QKV, 64, torch.float32)]
+ALONE = (QKV, DOWN, HEAD, TINY_QKV)  # also with a single token
 PRODUCTS = [
-    pytest.param(shape, num, torch.bfloat16, marks=pytest.mark.slow if num == 32 else ())
+    pytest.param(
+        shape,
+        num,
+        torch.bfloat16,
+        marks=() if num == 64 or (num == 1 and shape in ALONE) else pytest.mark.slow,
+    )
     for shape in (QKV, OUT, DOWN, HEAD, SMALL_QKV, SMALL_DOWN, TINY_QKV, TINY_DOWN)
     for num in (1, 32, 64)
 ]
@@ -121,6 +129,16 @@ def product_of_codes(
     return kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages
 
 
+@cache
+def layouts_of(
+    kernel: Any, shape: tuple[int, int], num_tokens: int, form: str | None = None
+) -> str:
+    dtype = torch.bfloat16
+    if form is None:
+        return layouts(*product_of(kernel, shape, dtype, num_tokens, HOPPER))
+    return layouts(*product_of_codes(kernel, form, shape, dtype, num_tokens, HOPPER))
+
+
 def taken(found: Any) -> Resources:
     return resources(found.asm["cubin"], found.metadata.shared)
 
@@ -160,7 +178,7 @@ def test_no_step_waits_for_what_it_loads_itself(
     kernel: Any, shape: tuple[int, int], num_tokens: int
 ) -> None:
     """Weights and tokens are prefetched, and nothing is loaded into registers."""
-    text = layouts(*product_of(kernel, shape, torch.bfloat16, num_tokens, HOPPER))
+    text = layouts_of(kernel, shape, num_tokens)
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
     assert loop is not None
     lines = loop[1].splitlines()
@@ -175,7 +193,7 @@ def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(
     """The same instruction multiplies."""
     orders = set()
     for num_tokens in (1, 16, 32, 64):
-        text = layouts(*product_of(kernel, shape, torch.bfloat16, num_tokens, HOPPER))
+        text = layouts_of(kernel, shape, num_tokens)
         (version,) = re.findall(r"nvidia_mma<\{versionMajor = (\d)", text)
         orders.add(version)
     assert len(orders) == 1
@@ -201,9 +219,13 @@ def test_a_product_with_codes_fits(name: str, num_tokens: int, form: str, arch: 
 
 
 @archs
-@codes
 @pytest.mark.parametrize(
-    "dtype", [pytest.param(torch.float16, marks=pytest.mark.slow), torch.float32], ids=str
+    ("form", "dtype"),
+    only(
+        [(form, torch.float32) for form in ("int8, groups", "AWQ", "NF4")],
+        CODES,
+        (torch.float16, torch.float32),
+    ),
 )
 def test_a_product_with_codes_of_other_numbers_fits(
     dtype: torch.dtype, form: str, arch: int
@@ -220,8 +242,8 @@ def test_no_step_waits_for_codes_that_it_loads_itself(
 ) -> None:
     """Codes and tokens are prefetched; scales and zeros are loaded for the next iteration."""
     kernel, shape = IN_CODES[name]
-    text = layouts(*product_of_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER))
     known, has_zeros = CODES[form]
+    text = layouts_of(kernel, shape, num_tokens, form)
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
     assert loop is not None
     lines = loop[1].splitlines()
@@ -242,7 +264,7 @@ def test_a_sum_over_codes_has_the_same_order_for_all_numbers_of_tokens(
     kernel, shape = IN_CODES[name]
     orders = set()
     for num_tokens in (1, 16, 32, 64):
-        text = layouts(*product_of_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER))
+        text = layouts_of(kernel, shape, num_tokens, form)
         (dot,) = re.findall(r"tt\.dot .* : tensor<(4x)\d+(x\d+)xbf16", text)
         versions = set(re.findall(r"nvidia_mma<\{versionMajor = (\d)", text))
         assert "tt.reduce" not in text
@@ -251,8 +273,9 @@ def test_a_sum_over_codes_has_the_same_order_for_all_numbers_of_tokens(
 
 
 @archs
-@codes
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("form", "dtype"), only([*zip(CODES, cycle(TYPES), strict=False)], CODES, TYPES)
+)
 def test_what_decodes_fits(form: str, dtype: torch.dtype, arch: int) -> None:
     known, _ = CODES[form]
     pointers, absent = of_codes(form)

@@ -4,33 +4,26 @@ import pytest
 
 from kernels.rope_kv.triton import BLOCK_HEADS, NUM_WARPS, rope_kv_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel
+from tests.selection import every_pair
 
+# Heads, KV heads, their size, turned elements, has a norm, turns neighbours.
+HEADS = (
+    (32, 8, 128, 128, True, False),
+    (4, 2, 64, 64, False, False),
+    (16, 4, 256, 256, False, True),
+    (96, 8, 128, 64, True, False),
+)
 FLOATS = ("p_heads", "p_query_norm", "p_key_norm", "p_query", "p_kv_cache")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-@pytest.mark.parametrize("codes", [None, "i8", "u8"])
 @pytest.mark.parametrize(
-    ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "has_norm", "is_interleaved"),
-    [
-        (32, 8, 128, 128, True, False),
-        (4, 2, 64, 64, False, False),
-        (16, 4, 256, 256, False, True),
-        (96, 8, 128, 64, True, False),
-    ],
+    ("heads", "codes", "dtype"), every_pair(HEADS, [None, "i8", "u8"], ["bf16", "fp32"])
 )
 def test_kernel(
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    rotary_dim: int,
-    has_norm: bool,
-    is_interleaved: bool,
-    codes: str | None,
-    dtype: str,
-    arch: int,
+    heads: tuple[int, int, int, int, bool, bool], codes: str | None, dtype: str, arch: int
 ) -> None:
+    num_heads, num_kv_heads, head_dim, rotary_dim, has_norm, is_interleaved = heads
     signature = dict.fromkeys(FLOATS, f"*{dtype}") | {
         "p_rotation": "*fp32",
         "p_kv_scales": "*fp32",
