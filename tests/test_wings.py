@@ -135,8 +135,8 @@ WINGS = {
             *(
                 f"tests/{WORKER}/test_{name}.py"
                 for name in (
-                    *("delta_backends", "gated_delta", "kimi", "ling", "mamba", "nemotron"),
-                    "texts_of_hybrids",
+                    *("delta_backends", "gated_delta", "hybrid_families", "ling"),
+                    *("published_hybrids", "texts_of_hybrids"),
                 )
             ),
         ),

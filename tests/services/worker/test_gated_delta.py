@@ -83,24 +83,6 @@ def mixed(model: DecoderLM, x: Tensor) -> list[Tensor]:
         return [layer.forward(ops, x) for layer in mixers(model)]
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [(name, size) for name in KINDS for size in (2, 4)] + [(GROUPED, 2)]
-)
-def test_the_sum_over_ranks_is_the_output_of_one_process(
-    tmp_path: Path, name: str, size: int
-) -> None:
-    """Four value heads, two key heads and two KV heads: four ranks have some of these twice."""
-    save_hybrid(tmp_path, name)
-    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1))
-    whole = mixed(load(tmp_path), x)
-    group: Any = Apart()
-    ranks = [load(tmp_path, parallel=Parallel(rank, size, group)) for rank in range(size)]
-    parts = [mixed(each, x) for each in ranks]
-    for number, expected in enumerate(whole):
-        total = torch.stack([of_rank[number] for of_rank in parts]).sum(0)
-        torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-4)
-
-
 def delta_layers(model: DecoderLM) -> list[Ruled]:
     return [each for each in model.state_layers() if isinstance(each, Ruled)]
 
@@ -201,60 +183,6 @@ def test_small_parameters_are_float32_in_any_model(tmp_path: Path, name: str) ->
     names = {"decay": "A_log", "dt_bias": "dt_bias", "norm": "norm.weight"}
     for own, theirs in (names | ({"skip": "D"} if name == GROUPED else {})).items():
         assert torch.equal(getattr(layer, own), stored[f"{path}.{theirs}"])
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "changed", "problem"),
-    [
-        ("qwen3.5", "in_proj_z.weight", None, "lacks tensors {}$"),
-        ("qwen3.5", "A_log", None, "lacks tensors {}$"),
-        ("qwen3.5", "conv1d.weight", [192, 4], r"{} is .* \[192, 4\];.* has \[192, 1, 4\] of"),
-        ("qwen3.5", "norm.weight", [128], r"{} is .* \[128\]; .* has \[32\] of floats"),
-        ("qwen3.5", "conv1d.bias", [192], "the architecture has no tensor {}$"),
-        ("qwen3-next", "in_proj_qkvz.weight", [192, 64], r"{} is .* has \[320, 64\] of floats"),
-        ("qwen3-next", "in_proj_ba.weight", None, "lacks tensors {}$"),
-        ("qwen3-next", "in_proj_z.weight", [128, 64], "the architecture has no tensor {}$"),
-    ],
-)
-def test_a_wrong_tensor_is_named(
-    tmp_path: Path, name: str, tensor: str, changed: list[int] | None, problem: str
-) -> None:
-    save_hybrid(tmp_path, name)
-    path = f"model.layers.1.linear_attn.{tensor}"
-
-    def change(tensors: dict[str, Tensor]) -> None:
-        tensors.pop(path, None)
-        if changed is not None:
-            tensors[path] = torch.zeros(changed)
-
-    rewrite(tmp_path, change)
-    with pytest.raises(ConfigError, match=problem.format(path)):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; num_hidden_layers is 4"),
-        (
-            {"layer_types": ["full_attention", "linear_attention", "mamba", "sliding_attention"]},
-            "layer_types mamba, sliding_attention is not supported",
-        ),
-        ({"layer_types": ["linear_attention"] * 4}, "no layer is full_attention: one is needed"),
-        (
-            {"linear_num_value_heads": 5},
-            "linear_num_value_heads 5 is no multiple of linear_num_key_heads 2",
-        ),
-        ({"linear_conv_kernel_dim": 1}, r"Expected `int` >= 2 - at `\$.linear_conv_kernel_dim`"),
-    ],
-)
-def test_a_config_that_does_not_fit_is_refused(
-    tmp_path: Path, changes: dict[str, Any], problem: str
-) -> None:
-    save_hybrid(tmp_path, "qwen3.5")
-    change_config(tmp_path, **changes)
-    with pytest.raises(ConfigError, match=problem):
-        read_model_config(tmp_path)
 
 
 def test_a_problem_of_the_text_part_is_named(tmp_path: Path) -> None:
