@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.engines import AnyEngine
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
 from services.worker.models import CausalLM
 from services.worker.slots.table import SlotTable
@@ -20,6 +23,7 @@ from shared.wire.messages import (
     StepPlan,
 )
 from shared.wire.token_arrays import Layout, TokenArrays
+from tests.services.worker.prompts import random_prompts
 
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 
@@ -31,6 +35,21 @@ def model_of(engine: AnyEngine) -> CausalLM:
 
 def table_of(engine: AnyEngine) -> SlotTable:
     return engine._table if hasattr(engine, "_segments") else engine._slots
+
+
+def assert_drafts_change_no_text(
+    folder: Path, kernels: str, num_drafts: int = 2, ngram: bool = False, **settings: Any
+) -> None:
+    """At a high temperature even drafts of a random MTP head are often accepted."""
+    params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]
+    texts = []
+    for method in ("none", "mtp", *(["ngram"] if ngram else [])):
+        speculation = {"method": method, "num_speculative_tokens": num_drafts, "adaptive": False}
+        engine = make_engine(folder, kernels, speculative_config=speculation, **settings)
+        found = scheduled.run(engine, random_prompts(8), params)
+        assert (found.num_accepted > 0) == (method == "mtp")
+        texts.append(found.texts)
+    assert all(each == texts[0] for each in texts)
 
 
 @dataclass

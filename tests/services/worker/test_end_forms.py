@@ -1,4 +1,4 @@
-"""Quantized embeddings give the dequantized rows to every reader."""
+"""Quantized embeddings and output heads give every reader the dequantized result."""
 
 import weakref
 from pathlib import Path
@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator, PackedMatrix
@@ -25,8 +24,8 @@ from services.worker.weights.checkpoint import StoredTensor
 from services.worker.weights.load import load_model
 from services.worker.weights.online import ONLINE, Quantization
 from shared.errors import ConfigError
-from shared.wire.messages import SamplingParams
 from tests.kernels.coded import KINDS, random_codes
+from tests.selection import only
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     VOCAB_SIZE,
@@ -36,7 +35,7 @@ from tests.services.worker.checkpoints import (
     save_mimo,
     save_model,
 )
-from tests.services.worker.driver import Driver, Job, model_of
+from tests.services.worker.driver import Driver, Job, assert_drafts_change_no_text, model_of
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_quantized_models import with_values
 
@@ -45,7 +44,9 @@ pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 CPU = torch.device("cpu")
 HIDDEN = 64  # of the checkpoints
 tied = pytest.mark.parametrize("is_tied", [False, True], ids=["", "tied"])
-FORMS = [form if form == "wint4" else pytest.param(form, marks=pytest.mark.slow) for form in ONLINE]
+EMBEDDING, HEAD = "embedding_quantization", "lm_head_quantization"
+QUICK = ((EMBEDDING, "wint4"), (HEAD, "wint8"))
+ENDS = only(QUICK, (EMBEDDING, HEAD), ONLINE)
 
 
 def embedded(library: NativeLibrary, packed: PackedMatrix, ids: Tensor, first: int) -> Tensor:
@@ -76,36 +77,34 @@ def test_native_rows_are_what_the_codes_stand_for_to_the_bit(
 
 
 @pytest.mark.parametrize("kernels", ENGINES)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("setting", "form"), ENDS)
 @tied
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
-    tmp_path: Path, form: Quantization, is_tied: bool, kernels: str
+    tmp_path: Path, setting: str, form: Quantization, is_tied: bool, kernels: str
 ) -> None:
+    """Embeddings with the weights of a quantized head keep their own copy."""
     save_model(tmp_path, LlamaForCausalLM, tie_word_embeddings=is_tied)
-    engine = make_engine(tmp_path, kernels, embedding_quantization=form)
+    engine = make_engine(tmp_path, kernels, **{setting: form})
     prompts = random_prompts(5)
     texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    with quantized(oracle, "none", of_embeddings=form):
+    ends: dict[str, Quantization] = {"of_head" if setting == HEAD else "of_embeddings": form}
+    with quantized(oracle, "none", **ends):
         for prompt, text in zip(prompts, texts, strict=True):
             assert_greedy(oracle, prompt, text)
 
 
 @pytest.mark.parametrize("kernels", ["native", "device"])
-@tied
-def test_with_drafts_texts_are_those_without(tmp_path: Path, kernels: str, is_tied: bool) -> None:
-    """An MTP head reads the same embeddings."""
+@pytest.mark.parametrize(
+    ("setting", "is_tied"), [(EMBEDDING, False), (EMBEDDING, True), (HEAD, False)]
+)
+def test_with_drafts_texts_are_those_without(
+    tmp_path: Path, kernels: str, setting: str, is_tied: bool
+) -> None:
+    """An MTP head shares the embeddings and the output head."""
     save_mimo(tmp_path, tie_word_embeddings=is_tied)
-    params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]
-    texts = []
-    for method in ("mtp", "none"):
-        speculation = {"method": method, "num_speculative_tokens": 2}
-        forms = {"quantization": "wint8", "embedding_quantization": "wint4"}
-        engine = make_engine(tmp_path, kernels, speculative_config=speculation, **forms)
-        found = scheduled.run(engine, random_prompts(8), params)
-        assert (found.num_accepted > 0) == (method == "mtp")
-        texts.append(found.texts)
-    assert texts[0] == texts[1]
+    forms: dict[str, Any] = {"quantization": "wint8", setting: "wint4"}
+    assert_drafts_change_no_text(tmp_path, kernels, **forms)
 
 
 def load(folder: Path, dtype: torch.dtype = torch.bfloat16, **forms: Any) -> DecoderLM:
@@ -138,13 +137,15 @@ def test_codes_are_freed_when_they_are_packed(tmp_path: Path, is_tied: bool) -> 
     assert native.draft_head is not None
 
 
-def test_those_that_are_not_tied_leave_the_head_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["embedding", "head"])
+def test_those_that_are_not_tied_leave_the_other_alone(tmp_path: Path, end: str) -> None:
     save_mimo(tmp_path)
-    model = load(tmp_path, embedding="nf4")
+    model = load(tmp_path, **{end: "nf4"})
     (form,) = (module for module in model.modules() if isinstance(module, Quantized))
-    assert model.model.embed_tokens.weight is form
     assert model.lm_head is not None
-    assert isinstance(model.lm_head.weight, Dense)
+    ends = {"embedding": model.model.embed_tokens.weight, "head": model.lm_head.weight}
+    assert ends.pop(end) is form
+    assert all(isinstance(each, Dense) for each in ends.values())
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
@@ -234,8 +235,16 @@ def test_a_tied_head_in_another_form_is_refused(tmp_path: Path, load_format: str
     assert isinstance(model_of(dummy).model.lm_head.weight, Quantized)  # type: ignore[union-attr]
 
 
-def test_a_model_that_transformers_computes_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [EMBEDDING, HEAD])
+def test_a_model_that_transformers_computes_is_refused(tmp_path: Path, setting: str) -> None:
     save_model(tmp_path, LlamaForCausalLM)
-    text = "embedding-quantization: wint8 is for our own architectures"
+    text = f"{setting.replace('_', '-')}: wint8 is for our own architectures"
     with pytest.raises(ConfigError, match=text):
-        make_engine(tmp_path, model_impl="transformers", embedding_quantization="wint8")
+        make_engine(tmp_path, model_impl="transformers", **{setting: "wint8"})
+
+
+def test_a_model_that_pools_has_no_head(tmp_path: Path) -> None:
+    save_model(tmp_path, LlamaForCausalLM)
+    text = "lm-head-quantization: wint8: a model that pools has no output head"
+    with pytest.raises(ConfigError, match=text):
+        make_engine(tmp_path, runner="pooling", lm_head_quantization="wint8")
