@@ -1,7 +1,8 @@
 """Sequences whose blocks are given back behind windows, to others that leave NaN there, have the
 bits of those that keep all of their blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness.engines import KERNELS, make_engine
 from benchmarks.harness.scheduled import Run
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.startup import model_shape
 from shared.errors import ConfigError
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import EVERY_LAYER, Capacity, Group, SamplingParams
+from tests.selection import only
 from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.tight_driver import Poisoned, run_tightly
@@ -34,7 +36,6 @@ def params_of(lengths: Sequence[int], **more: Any) -> list[SamplingParams]:
 
 
 PARAMS = params_of(LENGTHS, logprobs=3)
-slow = pytest.mark.slow
 
 
 class Case(NamedTuple):
@@ -58,10 +59,28 @@ MORE_CASES = [
     Case("torch", "bfloat16", "fp8"),
     Case("torch", "bfloat16", "auto", "ngram", 3),
 ]
-ALL_CASES = [*CASES, *(pytest.param(case, marks=slow) for case in MORE_CASES)]
+GPT_OSS, GEMMA_2, GEMMA_3, MISTRAL = FAMILIES
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+def with_each(chosen: list[tuple[str, Any]], others: Iterable[Any], name: str) -> Any:
+    """``chosen`` families, each with one of ``others``; the rest is slow."""
+    both = only(chosen, FAMILIES, others)
+    return pytest.mark.parametrize(("folder", name), both, indirect=["folder"], scope="module")
+
+
+# Each case, and each family with both backends.
+each_case = with_each(
+    [
+        *((GPT_OSS, CASES[0]), (GPT_OSS, CASES[4]), (GEMMA_2, CASES[1]), (GEMMA_2, CASES[3])),
+        *((GEMMA_3, CASES[2]), (GEMMA_3, CASES[3]), (MISTRAL, CASES[2]), (MISTRAL, CASES[4])),
+    ],
+    [*CASES, *MORE_CASES],
+    "case",
+)
+each_backend = with_each([*zip(FAMILIES, cycle(KERNELS), strict=False)], KERNELS, "kernels")
+
+
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp(request.param)
     save_family(path, request.param, max_position_embeddings=MAX_LEN)
@@ -121,21 +140,21 @@ def check(
     return found
 
 
-@pytest.mark.parametrize("case", ALL_CASES, ids=repr)
+@each_case
 def test_dropped_blocks_are_not_missed(
     folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(folder, case, monkeypatch)
 
 
-@pytest.mark.parametrize("case", [CASES[1], pytest.param(CASES[4], marks=slow)], ids=repr)
+@with_each([(GPT_OSS, CASES[1]), (GEMMA_3, CASES[1])], [CASES[1], CASES[4]], "case")
 def test_sequences_resume_from_the_blocks_of_their_windows(
     folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert check(folder, case, monkeypatch, resume_every=5).num_hits > 5
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@each_backend
 def test_several_steps_go_on_in_the_tables_of_all_groups(
     folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +175,7 @@ def test_an_mtp_head_drafts_from_the_blocks_of_the_first_group(
     assert found.num_hits > 3
 
 
-@pytest.mark.parametrize("method", ["none", "ngram"])
+@with_each([*zip(FAMILIES, cycle(["none", "ngram"]), strict=False)], ["none", "ngram"], "method")
 def test_the_scheduler_squeezes_sequences_into_the_blocks_of_two(folder: Path, method: str) -> None:
     case = Case("native", method=method)
     plenty = engine_of(folder, case)

@@ -38,7 +38,13 @@ KINDS = [
     ("device", "mtp"),
     ("device", "ngram"),
 ]
+FEW = (("native", "none"), ("native", "ngram"), ("device", "mtp"))
 engines = pytest.mark.parametrize(("kernels", "method"), KINDS, ids=str)
+# Rules for which ``mixed`` has all engines write the same texts.
+some_engines = pytest.mark.parametrize(
+    ("kernels", "method"),
+    [pytest.param(*kind, marks=() if kind in FEW else pytest.mark.slow) for kind in KINDS],
+)
 
 
 def engine(kernels: str, method: str) -> AnyEngine:
@@ -144,7 +150,7 @@ def test_a_text_goes_on_from_what_was_emitted_before(kernels: str) -> None:
         assert found == [text for text in texts if len(text) > num_known]
 
 
-@engines
+@some_engines
 def test_a_close_id_among_accepted_drafts_wakes_the_grammar(kernels: str, method: str) -> None:
     """Each output is the repeated prompt, so that drafts are right, up to a line's end."""
     close = encode("\n")[0]
@@ -161,7 +167,7 @@ def test_a_close_id_among_accepted_drafts_wakes_the_grammar(kernels: str, method
         assert done.num_accepted > 0
 
 
-@engines
+@some_engines
 def test_a_budget_ends_reasoning_where_it_is_spent(kernels: str, method: str) -> None:
     close = encode("</")[0]
     forced = [*encode(" so"), close]
