@@ -96,9 +96,9 @@ def test_a_float32_result_is_not_rounded(kind: str, triton_device: torch.device)
     assert_near(found, exactly(x, weight), torch.float32)
 
 
-@kinds
-@pytest.mark.parametrize("group", [32, None])
-@pytest.mark.parametrize("num_tokens", [1, 33, 70])
+@pytest.mark.parametrize(
+    ("kind", "group", "num_tokens"), every_pair(KINDS, [32, None], [1, 33, 70])
+)
 def test_gates_open_for_ups(
     kind: str, group: int | None, num_tokens: int, device: torch.device
 ) -> None:
@@ -113,8 +113,10 @@ def test_gates_open_for_ups(
     torch.testing.assert_close(found.double(), functional.silu(gates) * ups, atol=0.1, rtol=2**-5)
 
 
-@kinds
-@pytest.mark.parametrize(("num_rows", "group"), [(24, None), (72, 32), (200, 32), (200, None)])
+@pytest.mark.parametrize(
+    ("kind", "num_rows", "group"),
+    every_pair(KINDS, [24, 72, 200], [32, None]),
+)
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     kind: str,
     num_rows: int,

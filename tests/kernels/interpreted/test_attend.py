@@ -21,6 +21,7 @@ from tests.kernels.attended import (
     every_option,
     random_cache,
 )
+from tests.selection import every_pair
 
 TOLERANCE = 1e-5
 BFLOAT16_TOLERANCE = 2e-2
@@ -36,21 +37,24 @@ def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switches, "SPLIT_KEYS", 16)
 
 
-@pytest.mark.parametrize("start", [0, 1, 14, 15, 16, 31, 32, 63])
 @pytest.mark.parametrize("width", [1, 2, 5])
-def test_edges_of_blocks_and_tiles_agree(start: int, width: int) -> None:
-    compare(Step([start, 0], width, block_size=16), SMALL, TOLERANCE)
+def test_edges_of_blocks_and_tiles_agree(width: int) -> None:
+    starts = [0, 1, 14, 15, 16, 31, 32, 63]
+    compare(Step(starts, width, block_size=16), SMALL, TOLERANCE)
 
 
-@pytest.mark.parametrize("group_size", [1, 3, 4, 8, 20])
-@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize(
+    ("group_size", "hides"), [(1, False), (3, True), (4, False), (8, True), (20, False), (20, True)]
+)
 def test_any_group_of_heads_agrees(group_size: int, hides: bool) -> None:
     heads = Heads(group_size, 1, 16)
     compare(Step([0, 37], 2, [(20, 3)], hides=hides), heads, TOLERANCE)
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"),
+    [*((size, torch.float32) for size in (64, 80, 96, 128, 256)), (80, torch.bfloat16)],
+)
 def test_any_head_size_agrees(head_dim: int, dtype: torch.dtype) -> None:
     tolerance = TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
     step = Step([70], 3, [(5, 20)], block_size=16)
@@ -68,13 +72,12 @@ def test_any_block_size_agrees(block_size: int) -> None:
 
 
 @pytest.mark.parametrize(("num_splits", "split_keys"), [(1, 16), (2, 32), (4, 16), (16, 48)])
-@pytest.mark.parametrize("start", [62, 63, 64, 200])
 def test_any_splits_agree(
-    num_splits: int, split_keys: int, start: int, monkeypatch: pytest.MonkeyPatch
+    num_splits: int, split_keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", num_splits)
     monkeypatch.setattr(switches, "SPLIT_KEYS", split_keys)
-    compare(Step([start, 3], 2, block_size=16), SMALL, TOLERANCE)
+    compare(Step([62, 63, 64, 200, 3], 2, block_size=16), SMALL, TOLERANCE)
 
 
 @pytest.mark.parametrize("width", [1, 2])
@@ -92,10 +95,10 @@ def test_padding_changes_no_bit(
     assert_padding_changes_nothing(heads, width, options, num_planes)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 33, TILE, TILE + 1])
 @pytest.mark.parametrize("hides", [False, True])
-def test_chunks_of_any_length_agree(num_tokens: int, hides: bool) -> None:
-    chunks = [(0, num_tokens), (7, 3), (33, 1)]
+def test_chunks_of_any_length_agree(hides: bool) -> None:
+    lengths = (1, 15, 16, 17, 33, TILE, TILE + 1)
+    chunks = [*((0, length) for length in lengths), (7, 3), (33, 1)]
     compare(Step(chunks=chunks, block_size=16, hides=hides), SMALL, TOLERANCE)
 
 
@@ -143,12 +146,13 @@ def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> Non
     assert_later_tokens_do_not_matter(SMALL, codes)
 
 
-@codes
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "options",
-    [PLAIN, AttentionOptions(17), every_option(4)],
-    ids=["no options", "window", "every option"],
+    ("options", "dtype", "codes"),
+    every_pair(
+        [PLAIN, AttentionOptions(17), every_option(4)],
+        [torch.float32, torch.bfloat16, torch.float16],
+        [*HIGHEST_CODE],
+    ),
 )
 def test_codes_agree(options: AttentionOptions, dtype: torch.dtype, codes: torch.dtype) -> None:
     tolerance = TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
@@ -164,8 +168,9 @@ def test_codes_of_any_head_size_agree(head_dim: int, codes: torch.dtype) -> None
     compare(step, Heads(4, 1, head_dim), TOLERANCE, codes=codes)
 
 
-@pytest.mark.parametrize("window", [1, 2, 16, 17, 48])
-@pytest.mark.parametrize("width", [1, 5])
+@pytest.mark.parametrize(
+    ("window", "width"), [*((window, 1) for window in (1, 2, 16, 17, 48)), (16, 5), (17, 5)]
+)
 def test_windows_agree_in_rows_that_decode(window: int, width: int) -> None:
     """Smaller than a tile, at its edge, over several tiles, and larger than the context."""
     options = AttentionOptions(window)
@@ -174,8 +179,10 @@ def test_windows_agree_in_rows_that_decode(window: int, width: int) -> None:
         compare(step, SMALL, TOLERANCE, options=options)
 
 
-@pytest.mark.parametrize(("num_splits", "split_keys"), [(1, 16), (2, 32), (4, 16), (16, 48)])
-@pytest.mark.parametrize("window", [33, 150])
+@pytest.mark.parametrize(
+    ("num_splits", "split_keys", "window"),
+    [(1, 16, 33), (2, 32, 33), (4, 16, 33), (16, 48, 33), (2, 32, 150)],
+)
 def test_windows_agree_over_any_splits(
     num_splits: int, split_keys: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,8 +192,10 @@ def test_windows_agree_over_any_splits(
     compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
 
 
-@pytest.mark.parametrize("window", [1, 16, 17, 40, 1000])
-@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize(
+    ("window", "hides"),
+    [(1, True), (16, False), (17, True), (40, False), (1000, False), (1000, True)],
+)
 def test_windows_agree_in_chunks(window: int, hides: bool) -> None:
     step = Step(chunks=[(0, 17), (33, 1), (50, 40)], block_size=16, hides=hides)
     compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
@@ -211,8 +220,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.float32) for name in OPTIONS), ("all", torch.bfloat16)],
+    ids=str,
+)
 def test_every_option_agrees(name: str, dtype: torch.dtype) -> None:
     tolerance = TOLERANCE if dtype == torch.float32 else BFLOAT16_TOLERANCE
     step = Step([0, 37], 2, [(0, 20), (20, 3)], block_size=16, hides=True)

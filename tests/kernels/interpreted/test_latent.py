@@ -10,13 +10,6 @@ from tests.kernels.test_latent import (
     test_rows_that_hide_keys_agree,
 )
 
-__all__ = [
-    "test_any_shape_agrees",
-    "test_edges_of_blocks_and_tiles_agree",
-    "test_heads_of_the_size_of_deepseek_v3_agree",
-    "test_rows_that_hide_keys_agree",
-]
-
 pytest.mark.slow(test_heads_of_the_size_of_deepseek_v3_agree)
 
 

@@ -9,12 +9,6 @@ from tests.kernels.test_slots import (
     test_logprobs_of_rows_that_want_them_are_those_of_the_reference,
 )
 
-__all__ = [
-    "test_a_row_that_is_not_finite_names_tokens_and_disturbs_no_other",
-    "test_each_row_of_a_crowd_has_the_logprobs_of_the_reference",
-    "test_logprobs_of_rows_that_want_them_are_those_of_the_reference",
-]
-
 # NumPy warns about differences of infinities, a device does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -9,11 +9,3 @@ from tests.kernels.test_silu_mul import (
     test_gates_far_from_zero_are_shut_or_open,
     test_gates_open_for_ups,
 )
-
-__all__ = [
-    "test_a_weight_in_float32_norms_rows_of_bfloat16",
-    "test_gates_far_from_zero_are_shut_or_open",
-    "test_gates_open_for_ups",
-    "test_heads_among_others_are_normed",
-    "test_rows_are_normed",
-]
