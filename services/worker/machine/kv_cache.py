@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.memory import ALIGNMENT, huge_zeros
-from services.worker.machine.kv_layout import KVLayout, LayerKV
+from kernels.kv_layout import KVLayout, LayerKV
 
 
 class KVCache:

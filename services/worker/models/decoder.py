@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from kernels.kv_layout import KVLayout
 from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
@@ -24,7 +25,6 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.state_pool import StateSpec
 from services.worker.models.parts import Parts, make_norm
 from shared.errors import ConfigError

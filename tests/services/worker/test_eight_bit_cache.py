@@ -14,9 +14,9 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
 from kernels.cpu.library import variants
 from kernels.kv_codes import HIGHEST_CODE, dequantize
+from kernels.kv_layout import KVLayout, LayerKV
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.context import ForwardContext, current_context
-from services.worker.machine.kv_layout import KVLayout, LayerKV
 from services.worker.models import CausalLM
 from services.worker.startup.cache_codes import CACHE_CODES
 from shared.settings.fields import CACHE_SYNONYMS
