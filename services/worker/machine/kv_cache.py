@@ -42,8 +42,8 @@ class KVCache:
             entries, scales = next(parts).view(layout.stored), next(parts).view(torch.float32)
             self.sections.append(
                 LayerKV(
-                    entries.view(*shape, *layout.entry),
-                    scales.view(*shape, *layout.entry[:-1]) if layout.codes else None,
+                    entries.view(*shape, *layout.stored_entry),
+                    scales.view(*shape, *layout.scales_shape) if layout.codes else None,
                 )
             )
         self.layers = [self.sections[each] for each in sections or range(len(layouts))]

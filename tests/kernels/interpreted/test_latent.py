@@ -7,6 +7,7 @@ from tests.kernels.test_latent import (
     test_any_shape_agrees,
     test_edges_of_blocks_and_tiles_agree,
     test_heads_of_the_size_of_deepseek_v3_agree,
+    test_quantized_latents_agree,
     test_rows_that_hide_keys_agree,
 )
 
@@ -14,6 +15,7 @@ __all__ = [
     "test_any_shape_agrees",
     "test_edges_of_blocks_and_tiles_agree",
     "test_heads_of_the_size_of_deepseek_v3_agree",
+    "test_quantized_latents_agree",
     "test_rows_that_hide_keys_agree",
 ]
 
