@@ -5,6 +5,9 @@
 
 constexpr int MAX_HEAD_DIM = 256;
 
+// Element type of the KV caches: the model's, or quantized values.
+enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };
+
 // The quantized value of the largest element.
 template <class W>
 constexpr float HIGHEST_CODE = 127;

@@ -11,7 +11,8 @@
 
 // Also in kernels/cpu/operators.py.
 constexpr int MAX_RANK = 512, MAX_ROPE_DIM = 64, MAX_NOPE_DIM = 256;
-constexpr int LATENT_ROWS = 64;  // queries of a unit: tokens × heads; a multiple of 16
+constexpr int LATENT_GROUP = 128;  // quantized elements with a scale; also in kv_codes/latents.py
+constexpr int LATENT_ROWS = 64;    // queries of a unit: tokens × heads; a multiple of 16
 constexpr int TOKENS_AT_ONCE = 32;
 // Blocks for a core's L1 cache: elements of each query per pass, and tiles of a split's latents.
 constexpr int SCORE_DEPTH = 192, LATENT_TILES = 4;
@@ -41,17 +42,76 @@ struct Rotation {
   }
 };
 
+// The cache of one layer. An entry is the latent [rank] and its key [rope_dim] in the model's type;
+// or the quantized latent, with a scale for each LATENT_GROUP elements, and then the key, still in
+// the model's type.
+template <class T>
+struct LatentCache {
+  uint8_t* entries;
+  float* scales;  // [slots, num_groups()]
+  Cached cached;
+  int rank, rope_dim;
+
+  bool has_codes() const { return cached != NUMBERS; }
+  int num_groups() const { return div_up(rank, LATENT_GROUP); }
+  size_t latent_bytes() const { return rank * (has_codes() ? 1 : sizeof(T)); }
+  uint8_t* entry(size_t slot) const {
+    return entries + slot * (latent_bytes() + rope_dim * sizeof(T));
+  }
+  T* key(size_t slot) const { return (T*)(entry(slot) + latent_bytes()); }
+
+  // Writes the normed latent of an entry.
+  void write(size_t slot, const float* latent, const float* weight, float eps) const {
+    if (!has_codes()) return norm(latent, weight, rank, eps, (T*)entry(slot));
+    alignas(64) float normed[MAX_RANK];
+    norm(latent, weight, rank, eps, normed);
+    if (cached == INT8_CODES)
+      encode_groups<int8_t>(slot, normed);
+    else
+      encode_groups<fp8>(slot, normed);
+  }
+
+  // Reads an entry [rank + rope_dim].
+  void read(size_t slot, T* to) const {
+    if (cached == NUMBERS)
+      memcpy(to, entry(slot), rank * sizeof(T));
+    else if (cached == INT8_CODES)
+      decode_groups<int8_t>(slot, to);
+    else
+      decode_groups<fp8>(slot, to);
+    memcpy(to + rank, key(slot), rope_dim * sizeof(T));
+  }
+
+ private:
+  template <class W>
+  void encode_groups(size_t slot, const float* normed) const {
+    W* codes = (W*)entry(slot);
+    float* own = scales + slot * num_groups();
+    for (int i = 0; i < rank; i += LATENT_GROUP) {
+      int left = rank - i, size = left < LATENT_GROUP ? left : LATENT_GROUP;
+      own[i / LATENT_GROUP] = encode(normed + i, size, codes + i);
+    }
+  }
+
+  template <class W>
+  void decode_groups(size_t slot, T* to) const {
+    const W* codes = (const W*)entry(slot);
+    const float* own = scales + slot * num_groups();
+    for (int i = 0; i < rank; i += LANES)
+      store_narrow(to + i, mul(load_wide(codes + i), spread(own[i / LATENT_GROUP])));
+  }
+};
+
 // latent [num_tokens, rank + rope_dim] → the cache: first part normed, second part rotated.
 template <class T>
 void write_latents(const LatentShape& shape, const Rotation& rotation, const float* latent,
                    const float* weight, float eps, int num_tokens, const int64_t* slot_mapping,
-                   T* cache) {
+                   const LatentCache<T>& cache) {
   int size = shape.entry_dim();
-  each_row(num_tokens, size, [=, &shape, &rotation](size_t at) {
+  each_row(num_tokens, size, [=, &shape, &rotation, &cache](size_t at) {
     int t = (int)(at / size);
-    T* to = cache + slot_mapping[t] * size;
-    norm(latent + at, weight, shape.rank, eps, to);
-    rotation(t, latent + at + shape.rank, to + shape.rank);
+    cache.write(slot_mapping[t], latent + at, weight, eps);
+    rotation(t, latent + at + shape.rank, cache.key(slot_mapping[t]));
   });
 }
 
@@ -140,7 +200,7 @@ INLINE void interleave(const bf16* rows, size_t stride, bf16* to) {
 template <class T>
 struct LatentAttention {
   Rows rows;
-  const T* cache;  // [slots, entry_dim]
+  const LatentCache<T>& cache;
   int block_size;
   const Units& units;
   const T* query;        // [tokens, num_heads, entry_dim]
@@ -162,7 +222,7 @@ struct LatentAttention {
     alignas(64) float scores[SPLIT * LATENT_ROWS];                   // [key][query]
     alignas(64) T weights[SPLIT * LATENT_ROWS];                      // [key / DEPTH][query][DEPTH]
     alignas(64) T latents[SPLIT * LATENT_TILES * LANES];        // [tile][key / DEPTH][LANES][DEPTH]
-    alignas(64) T gathered[SPLIT * (MAX_RANK + MAX_ROPE_DIM)];  // chosen entries of a split
+    alignas(64) T gathered[SPLIT * (MAX_RANK + MAX_ROPE_DIM)];  // chosen or dequantized entries
     const T* keys[SPLIT / LANES];  // the first of every sixteen entries
     const int32_t* chosen = nullptr;
     int num_chosen = 0;
@@ -271,21 +331,21 @@ struct LatentAttention {
   }
 
   void find_keys(Item& item, int split, int end) {
-    if (item.chosen) return gather(item, split, end);
+    if (item.chosen || cache.has_codes()) return gather(item, split, end);
     for (int key = 0; key < end; key += LANES)
-      item.keys[key / LANES] = entry(item, split * SPLIT + key);
+      item.keys[key / LANES] = (const T*)cache.entry(slot(item, split * SPLIT + key));
   }
 
-  const T* entry(const Item& item, int key) const {
+  size_t slot(const Item& item, int key) const {
     const int64_t* table = rows.tables + (size_t)item.unit.row * rows.table_stride;
-    size_t slot = table[key / block_size] * block_size + key % block_size;
-    return cache + slot * entry_dim;
+    return table[key / block_size] * block_size + key % block_size;
   }
 
   void gather(Item& item, int split, int end) const {
     for (int key = 0; key < end; key++) {
       T* to = item.gathered + key * entry_dim;
-      memcpy(to, entry(item, item.chosen[split * SPLIT + key]), entry_dim * sizeof(T));
+      int place = split * SPLIT + key;
+      cache.read(slot(item, item.chosen ? item.chosen[place] : place), to);
       if (key % LANES == 0) item.keys[key / LANES] = to;
     }
   }

@@ -38,8 +38,6 @@ struct Latents {
   Matrix keys, values;     // [num_heads · rank, nope_dim] and [num_heads · value_dim, rank]
 };
 
-enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };
-
 enum Kind : int32_t {
   EMBED,
   SCALE,
@@ -107,7 +105,7 @@ struct Step {
   void* const* caches;              // one per layer
   float* const* scales;             // of quantized caches, one per layer
   void* const* buffers;             // [num_tokens, size] each
-  int32_t cached;                   // element type of the caches: a Cached
+  int32_t cached;                   // a Cached, of the caches with heads or latents
   const LayerStates* layer_states;  // one per layer with states
   const StateRows* state_rows;
 };
@@ -268,7 +266,8 @@ void attend_latents(const Latents& of, const Operator& op, const Step& step) {
   Rotation rotation = {step.positions, of.cos, of.sin, of.rope_dim, shape.is_interleaved};
   const Group& group = step.groups[op.group];
   int num = step.num_tokens;
-  T* cache = (T*)step.caches[op.layer];
+  LatentCache<T> cache = {(uint8_t*)step.caches[op.layer], step.scales[op.layer],
+                          (Cached)step.cached, of.rank, of.rope_dim};
   T *queries = (T*)step.buffers[of.queries], *attended = (T*)step.buffers[of.attended];
   write_latents(shape, rotation, (const float*)step.buffers[of.latent], of.norm, of.eps, num,
                 group.slot_mapping, cache);

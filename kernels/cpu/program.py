@@ -1,7 +1,7 @@
 """A forward pass as a list of operators, run by the native library in one call."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 import torch
@@ -72,10 +72,17 @@ GroupBlocks = tuple[Tensor, AttentionBatch]
 
 
 class _Caches:
-    """Addresses and element type of all layers' caches. Raises ValueError if they differ in type or
-    lack scales."""
+    """Addresses of all layers' caches, and the element type of the ``coded`` layers, which may be
+    quantized. Raises ValueError if these differ in type or lack scales, or ``plain`` ones are
+    quantized."""
 
-    def __init__(self, pairs: Sequence[KVPair], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[KVPair],
+        dtype: torch.dtype,
+        coded: Set[int] = frozenset(),
+        plain: Set[int] = frozenset(),
+    ) -> None:
         self.pairs = pairs
         self.entries = (Pointer * len(pairs))(*(entries.data_ptr() for entries, _ in pairs))
         self.scales = (Pointer * len(pairs))(*(address(scales) for _, scales in pairs))
@@ -84,10 +91,12 @@ class _Caches:
             torch.int8: Cached.INT8_CODES,
             torch.uint8: Cached.FP8_CODES,
         }
-        found = {(entries.dtype, scales is not None) for entries, scales in pairs}
-        (stored, has_scales), *others = found or {(dtype, False)}
-        if others or stored not in known or has_scales != (known[stored] != Cached.NUMBERS):
-            raise ValueError(f"unsupported or mixed KV caches (dtype, has scales): {found}")
+        kinds = [(entries.dtype, scales is not None) for entries, scales in pairs]
+        found, others = ({kinds[layer] for layer in layers} for layers in (coded, plain))
+        (stored, has_scales), *more = found or {(dtype, False)}
+        is_known = stored in known and has_scales == (known[stored] != Cached.NUMBERS)
+        if more or not is_known or others - {(dtype, False)}:
+            raise ValueError(f"unsupported or mixed KV caches (dtype, has scales): {kinds}")
         self.cached = known[stored]
 
 
@@ -123,6 +132,8 @@ class NativeProgram:
         self._tensors: dict[int, Tensor] = {}
         self._room = 0  # tokens the buffers have room for
         self._caches = _Caches((), library.dtype)
+        self._coded = {each.layer for each in operators if each.heads or each.latents}
+        self._plain = {each.layer for each in operators if each.index or each.columns}
         self._has_states = any(each.delta is not None for each in operators)
         self._state_layers = StateLayers(())
 
@@ -153,8 +164,8 @@ class NativeProgram:
         step reuses.
 
         ``kv_caches`` and the layers' states are usually the same lists in every run. ``cache.h``
-        documents the layout; only the sizes of caches and scales are read here. All caches have the
-        library's type, or all the same quantized type.
+        documents the layout; only the sizes of caches and scales are read here. Caches of heads and
+        latents have the library's type, or all the same quantized type.
         """
         num_tokens = len(inputs[0])
         places = [slot_mapping for slot_mapping, _ in groups]
@@ -171,7 +182,7 @@ class NativeProgram:
         self._places[self._output] = out.data_ptr()
         self._make_room(num_tokens)
         if kv_caches is not self._caches.pairs:
-            self._caches = _Caches(kv_caches, self.library.dtype)
+            self._caches = _Caches(kv_caches, self.library.dtype, self._coded, self._plain)
         structs = (_GroupStruct * len(groups))(*map(_group, groups)) if groups else None
         step = StepStruct(
             num_tokens=num_tokens,

@@ -26,13 +26,3 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """codes [..., D] and scales [...] → dequantized [..., D]."""
     numbers = codes if codes.dtype == torch.int8 else codes.view(torch.float8_e4m3fn)
     return numbers.float().mul_(scales.unsqueeze(-1)).to(dtype)
-
-
-def gather(
-    kv_cache: Tensor, kv_scales: Tensor | None, blocks: Tensor, dtype: torch.dtype
-) -> Tensor:
-    """Copies ``blocks`` [N] of a cache, dequantized: [N, block_size, 2, H_kv, D]."""
-    found = kv_cache.index_select(0, blocks)
-    if kv_scales is None:
-        return found
-    return dequantize(found, kv_scales.index_select(0, blocks), dtype)

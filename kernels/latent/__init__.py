@@ -20,11 +20,13 @@ def write_latents(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Writes latent [T, rank + rope_dim] to the entries ``slot_mapping`` [T] int64 of kv_cache
     [num_blocks + 1, block_size, 1, 1, rank + rope_dim]. The first part is normed, the rest rotated
-    by rotation [2, T, rope_dim] float32."""
-    arguments = latent, norm, rotation, slot_mapping, kv_cache, is_interleaved
+    by rotation [2, T, rope_dim] float32. With ``kv_scales`` [num_blocks + 1, block_size, 1, 1,
+    num_groups] float32 the first part is quantized (``kv_codes.latents``)."""
+    arguments = latent, norm, rotation, slot_mapping, kv_cache, is_interleaved, kv_scales
     if not runs_triton(latent):
         return plain.write_latents(*arguments)
     from kernels.latent import triton

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.kv_codes.latents import quantize_latents
 from kernels.rms_norm import Norm
 from kernels.rope import rope, rope_interleaved
 
@@ -15,12 +16,16 @@ def write_latents(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> None:
     rank = len(norm.weight)
     normed = functional.rms_norm(latent[:, :rank], (rank,), norm.weight, norm.eps)
     rotated = _rotated(latent[:, None, rank:], rotation, is_interleaved)
     entries = torch.cat((normed, rotated.squeeze(1)), 1)
-    kv_cache.view(-1, latent.shape[1]).index_copy_(0, slot_mapping, entries)
+    if kv_scales is not None:
+        entries, scales = quantize_latents(entries, rank, kv_cache.dtype)
+        kv_scales.view(-1, scales.shape[1]).index_copy_(0, slot_mapping, scales)
+    kv_cache.view(-1, entries.shape[1]).index_copy_(0, slot_mapping, entries)
 
 
 def latent_queries(query: Tensor, keys: Tensor, rotation: Tensor, is_interleaved: bool) -> Tensor:

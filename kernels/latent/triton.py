@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_codes import latents
+from kernels.kv_codes.triton import quantize
 from kernels.rms_norm import Norm
 from kernels.sizes import cdiv, next_power_of_2
 
@@ -13,6 +15,7 @@ from kernels.sizes import cdiv, next_power_of_2
 BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN = 64, 64, 64
 BLOCK_HEADS = 8
 NUM_WARPS = 4
+GROUP = tl.constexpr(latents.GROUP)
 
 
 def product_warps(dtype: torch.dtype) -> int:
@@ -27,11 +30,14 @@ def write_latents(
     slot_mapping: Tensor,
     kv_cache: Tensor,
     is_interleaved: bool,
+    kv_scales: Tensor | None = None,
 ) -> None:
-    if not (latent.is_contiguous() and rotation.is_contiguous() and kv_cache.is_contiguous()):
-        raise ValueError("write_latents takes contiguous latents, rotation and kv_cache")
+    given = latent, rotation, kv_cache, latent if kv_scales is None else kv_scales
+    if not all(each.is_contiguous() for each in given):
+        raise ValueError("write_latents takes contiguous latents, rotation and caches")
     num_tokens, rank = len(latent), len(norm.weight)
     rope_dim = latent.shape[1] - rank
+    least = 1 if kv_scales is None else latents.GROUP
     if num_tokens:
         write_kernel[(num_tokens,)](
             latent,
@@ -39,12 +45,15 @@ def write_latents(
             rotation,
             slot_mapping,
             kv_cache,
+            kv_cache.view(latent.dtype),
+            kv_scales,
             num_tokens,
             norm.eps,
             RANK=rank,
             ROPE_DIM=rope_dim,
+            UNIT=latent.itemsize // kv_cache.itemsize,
             IS_INTERLEAVED=is_interleaved,
-            BLOCK_RANK=next_power_of_2(rank),
+            BLOCK_RANK=max(next_power_of_2(rank), least),
             BLOCK_ROPE=next_power_of_2(rope_dim),
             num_warps=NUM_WARPS,
         )
@@ -112,31 +121,45 @@ def write_kernel(
     p_norm,  # [RANK]
     p_rotation,  # [2, T, ROPE_DIM] float32
     p_slot_mapping,  # [T] int64
-    p_kv_cache,  # [places, RANK + ROPE_DIM]
+    p_kv_cache,  # [places, RANK + ROPE_DIM * UNIT], numbers or codes
+    p_keys,  # the same memory as numbers
+    p_kv_scales,  # [places, num_groups] float32 | None
     num_tokens,
     eps,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
+    UNIT: tl.constexpr,  # elements of the cache for a number
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
     """One program per token."""
     i_token = tl.program_id(0).to(tl.int64)
+    kv_slot = tl.load(p_slot_mapping + i_token)
     o_rank, o_rope = tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
     is_rank, is_rope = o_rank < RANK, o_rope < ROPE_DIM
     p_own = p_latent + i_token * (RANK + ROPE_DIM)
-    p_entry = p_kv_cache + tl.load(p_slot_mapping + i_token) * (RANK + ROPE_DIM)
+    p_entry = p_kv_cache + kv_slot * (RANK + ROPE_DIM * UNIT)
     b_latent = tl.load(p_own + o_rank, mask=is_rank, other=0).to(tl.float32)
     b_weight = tl.load(p_norm + o_rank, mask=is_rank, other=0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(b_latent * b_latent, 0) / RANK + eps)
-    b_normed = (b_latent * scale * b_weight).to(p_kv_cache.dtype.element_ty)
-    tl.store(p_entry + o_rank, b_normed, mask=is_rank)
+    b_normed = (b_latent * scale * b_weight).to(p_latent.dtype.element_ty)
+    if p_kv_scales is None:
+        tl.store(p_entry + o_rank, b_normed, mask=is_rank)
+    else:
+        num_groups: tl.constexpr = (RANK + GROUP - 1) // GROUP
+        b_groups = tl.reshape(b_normed.to(tl.float32), (BLOCK_RANK // GROUP, GROUP))
+        b_code, b_scale = quantize(b_groups, p_kv_cache.dtype.element_ty)
+        tl.store(p_entry + o_rank, tl.reshape(b_code, (BLOCK_RANK,)), mask=is_rank)
+        o_group = tl.arange(0, BLOCK_RANK // GROUP)
+        p_scale = p_kv_scales + kv_slot * num_groups + o_group
+        tl.store(p_scale, b_scale, mask=o_group < num_groups)
     b_rotated = _rotated(
         p_own + RANK, p_rotation + i_token * ROPE_DIM, num_tokens * ROPE_DIM, o_rope, is_rope,
         ROPE_DIM, IS_INTERLEAVED,
     )  # fmt: skip
-    tl.store(p_entry + RANK + o_rope, b_rotated.to(p_kv_cache.dtype.element_ty), mask=is_rope)
+    p_key = p_keys + kv_slot * (RANK // UNIT + ROPE_DIM) + RANK // UNIT + o_rope
+    tl.store(p_key, b_rotated.to(p_keys.dtype.element_ty), mask=is_rope)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

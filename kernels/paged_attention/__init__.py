@@ -46,8 +46,8 @@ def attend(
 
     The T tokens' own keys and values are in the cache already. If the dimension of 2 is 1, the
     first ``value_dim`` elements of a key are its value. With ``kv_scales`` [num_blocks + 1,
-    block_size, 2, H_kv] float32 the cache is quantized (``kv_codes``). A DeviceAttention requires
-    contiguous tensors.
+    block_size, 2, H_kv] float32, or [num_blocks + 1, block_size, 1, 1, num_groups] of latents, the
+    cache is quantized (``kv_codes``). A DeviceAttention requires contiguous tensors.
     """
     if isinstance(attention, AttentionBatch):
         return paged_attention(query, kv_cache, attention, scale, options, kv_scales)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.kv_codes import gather
+from kernels.kv_codes.gather import gather
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.device import ChunkRows, DecodeRows, DeviceAttention, seen_keys
 from kernels.paged_attention.grouped import (
@@ -110,7 +110,8 @@ def _attend(
     """
     num_keys, num_kv_heads = is_seen.shape[2], cache.numbers.shape[3]
     blocks = tables[:, : -(-num_keys // cache.block_size)]
-    gathered = gather(*cache, blocks.flatten(), query.dtype).unflatten(0, blocks.shape)
+    copied = gather(*cache, blocks.flatten(), query.dtype, options.value_dim)
+    gathered = copied.unflatten(0, blocks.shape)
     gathered = gathered.flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2 or 1, H_kv, ≥ D]
     key, value = keys_and_values(gathered, query.shape[3], options)
     is_bad = None

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.kv_codes import gather
+from kernels.kv_codes.gather import gather
 from kernels.paged_attention.batch import AttentionBatch, Group
 
 
@@ -54,7 +54,7 @@ def paged_attention(
     for group in batch.groups(options.window):
         tokens = slice(group.start, group.end)
         group = _with_choice(group, options.chosen, query.dtype)
-        gathered = gather(kv_cache, kv_scales, group.blocks, query.dtype)
+        gathered = gather(kv_cache, kv_scales, group.blocks, query.dtype, options.value_dim)
         attended = _attend(group, grouped[tokens], gathered, scale, options)
         out[tokens] = attended[..., : out.shape[-1]]
     return out.flatten(1, 2)

@@ -138,7 +138,18 @@ class BlocksLayout:
     arguments_key: str = "args"
 
 
-Channels = HarmonyLayout | BlocksLayout
+@dataclass(frozen=True, slots=True)
+class AddressedLayout:
+    """A reply is messages, each with a recipient in its header: ``self`` for reasoning, ``user``
+    for the answer, and a function for calls in a layout of their own."""
+
+    start: str = "<|start|>"
+    message: str = "<|message|>"
+    end: str = "<|eom|>"
+    end_of_reply: str = "<|eot|>"
+
+
+Channels = HarmonyLayout | BlocksLayout | AddressedLayout
 Layout = (
     JsonLayout
     | TaggedLayout
@@ -164,6 +175,7 @@ class ToolFormat:
     which longer markers are made.
 
     ``is_tagless``: the model may omit the first marker, so a reply that begins like a call is one.
+    Calls stand in a ``frame``, if there is one.
     """
 
     name: str
@@ -178,16 +190,18 @@ class ToolFormat:
     ids: IdForm = "call"
     is_tagless: bool = False
     tokens: tuple[str, ...] = ()
+    frame: AddressedLayout | None = None
 
     @property
     def channels(self) -> Channels | None:
-        return self.layout if isinstance(self.layout, Channels) else None
+        return self.layout if isinstance(self.layout, Channels) else self.frame
 
     @property
     def outer_markers(self) -> frozenset[str]:
-        """Markers around calls."""
+        """Markers around calls, the frame's too."""
         texts = (self.section_open, self.section_close, self.call_open, self.call_close)
-        return frozenset(filter(None, texts))
+        of_frame = _texts_of(self.frame) if self.frame is not None else frozenset[str]()
+        return of_frame | frozenset(filter(None, texts))
 
     @property
     def markers(self) -> frozenset[str]:

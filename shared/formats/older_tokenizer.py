@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from shared.errors import ConfigError
-from shared.formats import tiktoken
+from shared.formats import tekken, tiktoken
 from shared.formats.made_folder import made_folder
-from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE
+from shared.model_folder import CONFIG_FILE, TOKENIZER_CONFIG_FILES, TOKENIZER_FILE
 
 VERSION = 1  # of the file's content
-RANKS = "tiktoken.model"
+RANKS, TEKKEN = "tiktoken.model", "tekken.json"
 # Other files, such as weights, are links alone: their changes need no other tokenizer.
-INPUTS = re.compile(r"config\.json|.*token|sentencepiece|spiece|vocab|merges|chat_template")
+INPUTS = re.compile(r"config\.json|.*token|tekken|sentencepiece|spiece|vocab|merges|chat_template")
 # Of sentencepiece, of BPE and of WordPiece.
 OLDER = "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "vocab.txt"
 
@@ -24,7 +24,7 @@ def find(path: Path) -> tuple[str, Path] | None:
     is no older one, or a newer one. Raises ConfigError."""
     if not (path / CONFIG_FILE).is_file() or (path / TOKENIZER_FILE).exists():
         return None
-    if not any((path / name).is_file() for name in (RANKS, *OLDER)):
+    if not any((path / name).is_file() for name in (RANKS, TEKKEN, *OLDER)):
         return None
     name = path.resolve().name
     files = (each for each in sorted(path.iterdir()) if each.exists())
@@ -37,6 +37,11 @@ def _content(path: Path) -> dict[str, bytes]:
     """Raises ConfigError."""
     if (path / RANKS).is_file():
         return {TOKENIZER_FILE: msgspec.json.encode(tiktoken.tokenizer_of(path / RANKS))}
+    if (path / TEKKEN).is_file():
+        content = {TOKENIZER_FILE: tekken.tokenizer_of(path / TEKKEN)}
+        if not (path / TOKENIZER_CONFIG_FILES[0]).exists():
+            content[TOKENIZER_CONFIG_FILES[0]] = tekken.tokenizer_config_of(path / TEKKEN)
+        return {name: msgspec.json.encode(each) for name, each in content.items()}
     from transformers import AutoTokenizer  # slow, and seldom needed
 
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ConfigError
-from shared.formats.gguf.tokenizer import BYTE_LEVEL, bpe, merges_of
+from shared.formats.ranked import ranked_vocab, tokenizer_of_ranks
 from shared.model_folder import decode_json, find_file
 
 TOKENIZER_CLASS = "TikTokenTokenizer"
@@ -50,44 +50,22 @@ def tokenizer_of(file: Path) -> dict[str, Any]:
             f"model: {file}: tokenizer_class {config.tokenizer_class!r} is not known; for"
             f" tiktoken's files it is {TOKENIZER_CLASS}, of Kimi"
         )
-    vocab = _vocab(file)
+    vocab = ranked_vocab(file, _tokens(file), "line")
     named = {
         int(id): each
         for id, each in config.added_tokens_decoder.items()
         if id.isdecimal() and len(id) < 10
     }
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
-        {"id": id, "content": each.content, "special": each.special, **flags}
+        {"id": id, "content": each.content, "special": each.special}
         for id in range(len(vocab), len(vocab) + NUM_SPECIAL)
         for each in [named.get(id, _Token(f"<|reserved_token_{id}|>"))]
     ]
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": PATTERN},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    ranks = [-float(rank) for rank in range(len(vocab))]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [split, BYTE_LEVEL | {"use_regex": False}],
-        },
-        "post_processor": None,
-        "decoder": BYTE_LEVEL | {"use_regex": True},
-        "model": bpe(vocab, merges_of(vocab, ranks, set()), ignore_merges=True),
-    }
+    return tokenizer_of_ranks(vocab, PATTERN, added)
 
 
-def _vocab(file: Path) -> dict[str, int]:
-    """Ids by tokens, whose bytes are written as byte-level BPE writes them."""
-    letters, vocab = _letters(), dict[str, int]()
+def _tokens(file: Path) -> list[bytes]:
+    found = []
     for number, line in enumerate(file.read_bytes().splitlines()):
         text, _, rank = line.partition(b" ")
         try:
@@ -99,16 +77,5 @@ def _vocab(file: Path) -> dict[str, int]:
                 f"model: {file}: line {number + 1} is {line[:40]!r}; expected are base64 and the"
                 f" rank {number}"
             )
-        vocab.setdefault("".join(letters[byte] for byte in token), number)
-        if len(vocab) <= number:
-            raise ConfigError(f"model: {file}: line {number + 1} has the token of an earlier line")
-    if missing := set(letters) - set(vocab):
-        raise ConfigError(f"model: {file}: {len(missing)} of 256 bytes are no tokens")
-    return vocab
-
-
-def _letters() -> list[str]:
-    """For each byte the character that stands for it: itself if it can be seen."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in seen else next(others)) for byte in range(256)]
+        found.append(token)
+    return found

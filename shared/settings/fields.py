@@ -23,10 +23,14 @@ WEIGHT_SYNONYMS = {  # vLLM's and FastDeploy's
     "block_wise_fp8": "fp8_block",
     "fp8_per_block": "fp8_block",
     "fp8_per_channel": "fp8",
+    "fp8_per_tensor": "fp8",
+    "w4a8": "wint4",
+    "wfp8afp8": "fp8",
     "int8_per_channel_weight_only": "wint8",
 }
 CACHE_SYNONYMS = {  # vLLM's; Shoal's have a scale for each token and head
     "int8_per_token_head": "int8",
+    "fp8_ds_mla": "fp8",
     "fp8_e4m3": "fp8",
     "fp8_per_token_head": "fp8",
     "bfloat16": "none",

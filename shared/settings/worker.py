@@ -135,7 +135,7 @@ class WorkerConfig(Settings):
         "auto",
         description="the KV cache; none: the model's dtype; int8, fp8: 8 bits; auto: the"
         " kv_cache_scheme of a compressed-tensors checkpoint, else none; vLLM's"
-        " int8_per_token_head, fp8_e4m3 and fp8_per_token_head are synonyms",
+        " int8_per_token_head, fp8_e4m3, fp8_ds_mla and fp8_per_token_head are synonyms",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU if there is one, else the CPU"

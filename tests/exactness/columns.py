@@ -104,6 +104,7 @@ EVERY = Column("dense, bfloat16", DENSE, "native", "bfloat16", cells=every_cell)
 WINT8 = {"quantization": "wint8"}
 WINT4 = {"quantization": "wint4"}
 INT8_KV = {"kv_cache_dtype": "int8"}
+FP8_KV = {"kv_cache_dtype": "fp8"}
 THEIRS = {"model_impl": "transformers"}
 CHUNKS = {"max_num_batched_tokens": 100}  # so that some images are computed in two steps
 
@@ -115,6 +116,7 @@ TABLES: dict[str, list[Column]] = {
         Column("int8 KV", DENSE, "native", "bfloat16", INT8_KV),
         Column("experts", EXPERTS, "native", "bfloat16"),
         Column("latent", LATENT, "native", "bfloat16"),
+        Column("latent, fp8 KV", LATENT, "native", "bfloat16", FP8_KV),
         Column("windows", WINDOWED, "native", "bfloat16"),
         Column("convolutions", CONVOLVED, "native", "bfloat16"),
         Column("states", STATEFUL, "native", "bfloat16"),
@@ -122,6 +124,7 @@ TABLES: dict[str, list[Column]] = {
         Column("Mamba-2", SCANNED, "native", "bfloat16"),
         Column("decay per channel", DECAYING, "native", "bfloat16"),
         Column("indexed", INDEXED, "native", "bfloat16"),
+        Column("indexed, int8 KV", INDEXED, "native", "bfloat16", INT8_KV),
         Column("images", SEEING, "native", "bfloat16", CHUNKS),
         Column("images, DeepStack", DEEP, "native", "bfloat16", CHUNKS),
         Column("images, experts", MODAL, "native", "bfloat16", CHUNKS),
@@ -142,6 +145,7 @@ TABLES: dict[str, list[Column]] = {
         Column("int8 KV", DENSE, "torch", settings=INT8_KV),
         Column("experts", EXPERTS, "torch"),
         Column("latent", LATENT, "torch"),
+        Column("latent, int8 KV", LATENT, "torch", settings=INT8_KV),
         Column("windows", WINDOWED, "torch"),
         Column("convolutions", CONVOLVED, "torch"),
         Column("states", STATEFUL, "torch"),
@@ -182,7 +186,6 @@ TABLES: dict[str, list[Column]] = {
 }
 
 REFUSED = [
-    Column("latent attention, int8 KV", LATENT, "native", settings=INT8_KV, cells=one_cell),
     Column("convolutions, int8 KV", CONVOLVED, "native", settings=INT8_KV, cells=one_cell),
     Column("transformers', wint8", FOREIGN, "torch", settings=WINT8, cells=one_cell),
     Column("transformers', two ranks", FOREIGN, "torch", processes="ranks", cells=one_cell),

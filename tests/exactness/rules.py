@@ -42,10 +42,10 @@ HEADLESS = (
 RULES = [
     Rule(
         Promise.REFUSED,
-        {"column": ("latent attention, int8 KV", "convolutions, int8 KV")},
-        title="an 8-bit KV cache for latent attention and short convolutions",
-        reason="Codes exist for keys and values of heads alone.",
-        words="kv-cache-dtype: int8 and fp8 are for keys and values of heads",
+        {"column": ("convolutions, int8 KV",)},
+        title="an 8-bit KV cache for short convolutions",
+        reason="Codes exist for keys, values and latents alone.",
+        words="kv-cache-dtype: int8 and fp8 are for keys, values and latents",
     ),
     Rule(
         Promise.REFUSED,
@@ -89,7 +89,7 @@ RULES = [
     ),
     Rule(
         Promise.TO_ROUNDING,
-        {"column": ("int8 KV",)},
+        {"column": ("int8 KV", "latent, int8 KV")},
         title="an 8-bit KV cache by torch's operators",
         reason="A key or value between two codes may round to the other one.",
         tolerance=0.05,

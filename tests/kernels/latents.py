@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.kv_codes.latents import GROUP, dequantize_latents, quantize_latents
+from kernels.kv_layout import LayerKV
 from kernels.latent import latent_queries, latent_values, reference, write_latents
 from kernels.paged_attention import AttentionOptions, attend, prepare_attention
 from kernels.rms_norm import Norm
@@ -41,16 +43,17 @@ def compare(
     is_interleaved: bool = False,
     device: torch.device = CPU,
     knows_lengths: bool = False,
+    codes: torch.dtype | None = None,
 ) -> None:
     """Asserts that cache entries and outputs of a step equal the reference's, with NaN in all
     invisible entries. The lengths are known to the host (``knows_lengths``) or only to the
-    device."""
+    device. The cache may be quantized to ``codes``."""
     starts, num_tokens = step.rows.T
     num_keys, total = starts + num_tokens, int(num_tokens.sum())
     num_blocks = len(step.rows) * MAX_BLOCKS
     tables = np.random.default_rng().permutation(num_blocks).reshape(-1, MAX_BLOCKS)
-    cache = torch.full((num_blocks + 1, step.block_size, 1, 1, shape.entry_dim), torch.nan)
-    cache = cache.to(dtype)
+    numbers = torch.full((num_blocks + 1, step.block_size, 1, 1, shape.entry_dim), torch.nan)
+    numbers = (numbers.nan_to_num() if knows_lengths else numbers).to(dtype)
     rows = np.repeat(np.arange(len(starts)), num_tokens)
     positions = np.concatenate([np.arange(*each) for each in zip(starts, num_keys, strict=True)])
     slots = tables[rows, positions // step.block_size] * step.block_size
@@ -68,10 +71,15 @@ def compare(
     for row, start in enumerate(starts.tolist()):
         before = np.arange(first_keys[row], start)
         kept = torch.randn(len(before), 1, 1, shape.entry_dim).to(dtype)
-        cache[tables[row, before // step.block_size], before % step.block_size] = kept
+        numbers[tables[row, before // step.block_size], before % step.block_size] = kept
+    cache = in_codes(numbers, shape.rank, codes, device)
+    on_card = [each.to(device) for each in (latent, norm.weight, rotation, slots)]
+    new, norm_weight, turns, places = on_card
+    arguments = turns, places, cache.entries, is_interleaved, cache.scales
+    write_latents(new, Norm(norm_weight, EPS), *arguments)
+    whole = numbers_of(cache, shape.rank, dtype).flatten(0, 3).cpu()
     entries = reference.entries(latent, norm, rotation, is_interleaved)
-    whole = cache.flatten(0, 3).clone()
-    whole[slots] = entries
+    assert_near(whole[slots], entries, shape.rank, codes, TOLERANCES[dtype])
     seen = [
         whole[_slots(tables[row], np.arange(first_keys[row], position + 1), step.block_size)]
         for row, position in zip(rows, positions, strict=True)
@@ -79,29 +87,56 @@ def compare(
     keys, values = weight.split([shape.nope_dim, shape.value_dim], 1)
     expected = reference.attend(query, rotation, seen, keys, values, scale, is_interleaved)
 
-    query, latent, rotation, slots, weight, cache = (
-        each.to(device) for each in (query, latent, rotation, slots, weight, cache)
-    )
+    query, weight = query.to(device), weight.to(device)
     keys, values = weight.split([shape.nope_dim, shape.value_dim], 1)
-    norm = Norm(norm.weight.to(device), EPS)
-    write_latents(latent, norm, rotation, slots, cache, is_interleaved)
-    queries = latent_queries(query, keys, rotation, is_interleaved)
+    queries = latent_queries(query, keys, turns, is_interleaved)
     options = AttentionOptions(value_dim=shape.rank)
     if knows_lengths:
         batch = prepare_attention(
             num_tokens, num_keys, tables, step.block_size, dtype, device, step.first_keys
         )
-        attended = attend(queries, cache.nan_to_num(), batch, scale, options)
+        attended = attend(queries, cache.entries, batch, scale, options, cache.scales)
     else:
         with device:
             on_device = device_attention(step, tables)
-        attended = attend(queries, cache, on_device, scale, options)
+        attended = attend(queries, cache.entries, on_device, scale, options, cache.scales)
     found = latent_values(attended, values)
 
     tolerance = TOLERANCES[dtype]
     close: dict[str, Any] = {"atol": tolerance, "rtol": tolerance}
-    torch.testing.assert_close(cache.cpu().flatten(0, 3)[slots.cpu()], entries, **close)
     torch.testing.assert_close(found.cpu().float(), expected, **close)
+
+
+def in_codes(
+    numbers: Tensor, rank: int, codes: torch.dtype | None, device: torch.device
+) -> LayerKV:
+    """A cache with ``numbers`` [num_blocks + 1, block_size, 1, 1, rank + rope_dim]."""
+    if codes is None:
+        return LayerKV(numbers.to(device))
+    stored, scales = quantize_latents(numbers.flatten(0, 3), rank, codes)
+    parts = (each.view(*numbers.shape[:4], -1).to(device) for each in (stored, scales))
+    return LayerKV(*parts)
+
+
+def numbers_of(cache: LayerKV, rank: int, dtype: torch.dtype) -> Tensor:
+    if cache.scales is None:
+        return cache.entries
+    return dequantize_latents(cache.entries, cache.scales, rank, dtype)
+
+
+def assert_near(
+    found: Tensor, expected: Tensor, rank: int, codes: torch.dtype | None, tolerance: float
+) -> None:
+    """Codes differ by one step at most."""
+    sizes = expected.abs().float()
+    close = tolerance + tolerance * sizes
+    if codes is not None:
+        for own, group in zip(
+            close[:, :rank].split(GROUP, 1), sizes[:, :rank].split(GROUP, 1), strict=True
+        ):
+            highest = group.amax(1, keepdim=True)
+            own += highest / 127 if codes == torch.int8 else group / 8 + highest / 448 / 512
+    assert ((found - expected).abs() <= close).all()
 
 
 def _slots(table: np.ndarray, keys: np.ndarray, block_size: int) -> Tensor:

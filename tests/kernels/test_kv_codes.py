@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.kv_codes import HIGHEST_CODE, dequantize, gather, quantize, reference
+from kernels.kv_codes import HIGHEST_CODE, dequantize, quantize, reference
+from kernels.kv_codes.gather import gather
+from kernels.kv_codes.latents import (
+    GROUP,
+    dequantize_latents,
+    entry_size,
+    num_groups,
+    quantize_latents,
+)
 
 codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 
@@ -73,3 +81,23 @@ def test_blocks_are_gathered_as_numbers(codes: torch.dtype) -> None:
     expected = dequantize(found, scales, torch.bfloat16)[blocks]
     assert torch.equal(gather(found, scales, blocks, torch.bfloat16), expected)
     assert torch.equal(gather(x, None, blocks, torch.float32), x[blocks])
+
+
+@codes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rank", [48, 128, 320])
+def test_groups_of_a_latent_have_scales_and_its_key_stays_as_it_is(
+    rank: int, dtype: torch.dtype, codes: torch.dtype
+) -> None:
+    """The last group may be smaller; magnitudes differ by group."""
+    sizes = torch.logspace(-2, 2, num_groups(rank)).repeat_interleave(GROUP)[:rank]
+    latents = (torch.randn(5, rank) * sizes).to(dtype)
+    entries = torch.cat((latents, torch.randn(5, 16).to(dtype)), 1)
+    stored, scales = quantize_latents(entries, rank, codes)
+    assert (stored.dtype, stored.shape) == (codes, (5, entry_size(rank, 16, dtype)))
+    found = dequantize_latents(stored, scales, rank, dtype)
+    parts = [dequantize(*quantize(each, codes), dtype) for each in latents.split(GROUP, 1)]
+    assert torch.equal(found, torch.cat((*parts, entries[:, rank:]), 1))
+    blocks = torch.tensor([2, 0])
+    cache, of_cache = stored[:, None, None, None], scales[:, None, None, None]
+    assert torch.equal(gather(cache, of_cache, blocks, dtype, rank).flatten(1), found[blocks])

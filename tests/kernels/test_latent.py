@@ -5,11 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.kv_codes import HIGHEST_CODE
 from tests.kernels.attended import Step
 from tests.kernels.latents import SMALL, TOLERANCES, Shape, compare
 
+each_codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 DEEPSEEK_V3 = Shape(128, 512, 128, 64, 128)
+GROUPS = Shape(3, 160, 16, 16, 24)  # the second group of latents is smaller
 SHAPES = [Shape(1, 16, 16, 16, 16), Shape(3, 40, 24, 8, 40), Shape(20, 64, 16, 32, 16)]
 
 
@@ -51,6 +54,27 @@ def test_edges_of_blocks_and_tiles_agree(
     device: torch.device, start: int, width: int, dtype: torch.dtype
 ) -> None:
     compare(Step([start, 0], width, [(start, 17)], 16), SMALL, dtype, device=device)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "codes"),
+    [(SMALL, torch.float32, torch.uint8), (GROUPS, torch.bfloat16, torch.int8)],
+    ids=str,
+)
+def test_quantized_latents_agree(
+    device: torch.device, shape: Shape, dtype: torch.dtype, codes: torch.dtype
+) -> None:
+    step = Step([0, 37], 2, [(12, 9), (20, 3)], hides=True)
+    compare(step, shape, dtype, is_interleaved=True, device=device, codes=codes)
+
+
+@each_codes
+@dtypes
+def test_quantized_latents_agree_in_steps_that_the_host_prepared(
+    dtype: torch.dtype, codes: torch.dtype
+) -> None:
+    step = Step([0, 3, 37], 1, [(0, 20), (20, 3)], hides=True)
+    compare(step, GROUPS, dtype, knows_lengths=True, codes=codes)
 
 
 def test_rows_that_hide_keys_agree(device: torch.device) -> None:

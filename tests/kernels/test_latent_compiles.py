@@ -45,10 +45,21 @@ each_arch = pytest.mark.parametrize("arch", ARCHS)
 CHUNK_SPILL_BYTES = 700
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def check(
-    kernel: Any, constants: dict[str, Any], dtype: str, arch: int, num_warps: int, **options: int
+    kernel: Any,
+    constants: dict[str, Any],
+    dtype: str,
+    arch: int,
+    num_warps: int,
+    codes: str | None = None,
+    **options: int,
 ) -> None:
-    """float32 and integer arguments have their type here; the others have ``dtype``."""
+    """float32 and integer arguments have their type here; the others have ``dtype``, but for a
+    cache of ``codes``."""
     types = {
         "p_rotation": "*fp32",
         "p_partials": "*fp32",
@@ -62,6 +73,9 @@ def check(
     }
     ints = ("slots", "tables", "starts", "first_keys", "token_starts", "tile_rows", "tile_starts")
     types |= dict.fromkeys((f"p_{name}" for name in ints), "*i32")
+    types |= {"p_kv_scales": "*fp32", "p_kv_cache": f"*{codes or dtype}"}
+    constants = constants | {"UNIT": DTYPES[dtype].itemsize if codes else 1}
+    constants |= {} if codes else {"p_kv_scales": None}
     names = kernel.arg_names
     known = {name: value for name, value in constants.items() if name in names}
     signature = {
@@ -93,8 +107,9 @@ def sizes(shape: Shape) -> dict[str, Any]:
 
 @each_arch
 @each_dtype
-def test_what_is_before_attention(dtype: str, arch: int) -> None:
-    check(write_kernel, sizes(DEEPSEEK_V3), dtype, arch, NUM_WARPS)
+@pytest.mark.parametrize("codes", [None, "u8", "i8"])
+def test_what_is_before_attention(codes: str | None, dtype: str, arch: int) -> None:
+    check(write_kernel, sizes(DEEPSEEK_V3), dtype, arch, NUM_WARPS, codes)
     check(rotate_kernel, sizes(DEEPSEEK_V3), dtype, arch, NUM_WARPS)
 
 
@@ -122,15 +137,19 @@ def test_products_of_each_head(is_behind: bool, dtype: str, arch: int) -> None:
 
 @each_dtype
 @pytest.mark.parametrize(
-    ("shape", "width", "hides"),
+    ("shape", "width", "hides", "codes"),
     [
-        (DEEPSEEK_V3, 1, False),
-        (DEEPSEEK_V3, 3, True),
-        pytest.param(DEEPSEEK_V2_LITE, 1, False, marks=pytest.mark.slow),
+        (DEEPSEEK_V3, 1, False, None),
+        (DEEPSEEK_V3, 3, True, None),
+        (DEEPSEEK_V3, 1, False, "u8"),
+        slow(DEEPSEEK_V2_LITE, 1, False, None),
+        slow(DEEPSEEK_V3, 3, True, "i8"),
     ],
 )
 @each_arch
-def test_rows_that_decode(shape: Shape, width: int, hides: bool, dtype: str, arch: int) -> None:
+def test_rows_that_decode(
+    shape: Shape, width: int, hides: bool, codes: str | None, dtype: str, arch: int
+) -> None:
     config = latent_config(DTYPES[dtype])
     constants = sizes(shape) | {
         "WIDTH": width,
@@ -140,15 +159,17 @@ def test_rows_that_decode(shape: Shape, width: int, hides: bool, dtype: str, arc
         **({} if hides else {"p_first_keys": None}),
     }
     options = {"num_stages": config.num_stages, "max_registers": MAX_REGISTERS}
-    check(latent_decode_kernel, constants, dtype, arch, config.num_warps, **options)
+    check(latent_decode_kernel, constants, dtype, arch, config.num_warps, codes, **options)
     check(latent_sum_kernel, constants | {"BLOCK": BLOCK_SUMS}, dtype, arch, 4)
 
 
 @each_dtype
-@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize(
+    ("hides", "codes"), [(False, None), (True, None), slow(False, "u8"), slow(True, "i8")]
+)
 @each_arch
-def test_chunks(hides: bool, dtype: str, arch: int) -> None:
-    config = chunk_config(DTYPES[dtype])
+def test_chunks(hides: bool, codes: str | None, dtype: str, arch: int) -> None:
+    config = chunk_config(DTYPES[dtype], has_codes=codes is not None)
     constants = sizes(DEEPSEEK_V3) | {
         "NUM_PARTS": triton.cdiv(TILE * DEEPSEEK_V3.num_heads, config.num_queries),
         "BLOCK_QUERIES": config.num_queries,
@@ -156,4 +177,4 @@ def test_chunks(hides: bool, dtype: str, arch: int) -> None:
         **({} if hides else {"p_first_keys": None}),
     }
     options = {"num_stages": config.num_stages, "max_registers": MAX_REGISTERS}
-    check(latent_chunk_kernel, constants, dtype, arch, config.num_warps, **options)
+    check(latent_chunk_kernel, constants, dtype, arch, config.num_warps, codes, **options)

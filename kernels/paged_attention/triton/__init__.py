@@ -98,7 +98,7 @@ def attend(
         options = options._replace(window=None)
     num_decoded = 0 if decode is None else decode.num_tokens
     if kv_cache.shape[2] == 1:
-        _attend_latents(out, query, kv_cache, attention, scale, options)
+        _attend_latents(out, query, cache, attention, scale, options)
         return out
     if decode is not None:
         tokens = out[:num_decoded], query[:num_decoded]
@@ -111,20 +111,20 @@ def attend(
 def _attend_latents(
     out: Tensor,
     query: Tensor,
-    kv_cache: Tensor,
+    cache: Cache,
     attention: DeviceAttention,
     scale: float,
     options: AttentionOptions,
 ) -> None:
-    if options._replace(value_dim=None) != PLAIN or kv_cache.shape[3] != 1:
+    if options._replace(value_dim=None) != PLAIN or cache.numbers.shape[3] != 1:
         raise ValueError("attention to latents takes one KV head and no options")
     decode, chunks = attention.decode, attention.chunks
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
         tokens = out[:num_decoded], query[:num_decoded]
-        latent.decode(*tokens, kv_cache, decode, attention.tables, scale)
+        latent.decode(*tokens, *cache, decode, attention.tables, scale)
     if chunks is not None:
-        latent.attend_chunks(out, query, kv_cache, chunks, attention.tables, scale)
+        latent.attend_chunks(out, query, *cache, chunks, attention.tables, scale)
 
 
 def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_codes import latents
+from kernels.kv_codes.triton import E4M3_UNIT, widen
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows
 from kernels.paged_attention.triton.decode import keys_of
 from kernels.paged_attention.triton.tiles import (
@@ -26,6 +28,7 @@ from kernels.sizes import cdiv, next_power_of_2
 MIN_SPLITS, MAX_SPLITS = 16, 128
 SPLIT_KEYS = 128  # of a split per turn: fewer are faster for one row, slower for many
 BLOCK_SUMS = 64  # elements of a head that a program sums over all splits
+GROUP = tl.constexpr(latents.GROUP)
 
 
 class Config(NamedTuple):
@@ -41,9 +44,12 @@ def latent_config(dtype: torch.dtype) -> Config:
     return Config(16, 16, 4, 1) if dtype == torch.float32 else Config(16, 32, 8, 3)
 
 
-def chunk_config(dtype: torch.dtype) -> Config:
-    """For prefill chunks: the keys a program reads are shared by 64 queries."""
-    return latent_config(dtype) if dtype == torch.float32 else Config(64, 32, 8, 2)
+def chunk_config(dtype: torch.dtype, *, has_codes: bool = False) -> Config:
+    """For prefill chunks: the keys a program reads are shared by 64 queries, or by 32 if they are
+    codes, whose values take registers."""
+    if dtype == torch.float32:
+        return latent_config(dtype)
+    return Config(32 if has_codes else 64, 32, 8, 2)
 
 
 def num_splits(num_heads: int) -> int:
@@ -57,6 +63,7 @@ def decode(
     out: Tensor,
     query: Tensor,
     kv_cache: Tensor,
+    kv_scales: Tensor | None,
     rows: DecodeRows,
     tables: Tensor,
     scale: float,
@@ -81,6 +88,8 @@ def decode(
     latent_decode_kernel[(splits_of_row, len(rows.slots) * num_tiles)](
         query,
         kv_cache,
+        kv_cache.view(query.dtype),
+        kv_scales,
         rows.slots,
         tables,
         tables.stride(0),
@@ -107,17 +116,20 @@ def attend_chunks(
     out: Tensor,
     query: Tensor,
     kv_cache: Tensor,
+    kv_scales: Tensor | None,
     chunks: ChunkRows,
     tables: Tensor,
     scale: float,
 ) -> None:
     """Computes the chunks' tokens: query [T, H, rank + rope_dim], out [T, H, rank]."""
     _, num_heads, rank = out.shape
-    config = chunk_config(query.dtype)
+    config = chunk_config(query.dtype, has_codes=kv_scales is not None)
     num_parts = cdiv(TILE * num_heads, config.num_queries)
     latent_chunk_kernel[(len(chunks.tile_rows) * num_parts,)](
         query,
         kv_cache,
+        kv_cache.view(query.dtype),
+        kv_scales,
         chunks.slots,
         tables,
         tables.stride(0),
@@ -146,6 +158,7 @@ def _sizes(query: Tensor, kv_cache: Tensor, rank: int) -> dict[str, int]:
     return {
         "RANK": rank,
         "ROPE_DIM": rope_dim,
+        "UNIT": query.itemsize // kv_cache.itemsize,
         "BLOCK_SIZE": kv_cache.shape[1],
         "BLOCK_RANK": max(16, next_power_of_2(rank)),
         "BLOCK_ROPE": max(16, next_power_of_2(rope_dim)),
@@ -155,7 +168,9 @@ def _sizes(query: Tensor, kv_cache: Tensor, rank: int) -> dict[str, int]:
 @triton.jit
 def latent_decode_kernel(
     p_query,  # [B * WIDTH, H, RANK + ROPE_DIM]
-    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, RANK + ROPE_DIM]
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, RANK + ROPE_DIM * UNIT], numbers or codes
+    p_keys,  # the same memory as numbers
+    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, num_groups] float32 | None
     p_slots,  # [B] int32
     p_tables,  # [N, table_stride] int32
     table_stride,
@@ -169,6 +184,7 @@ def latent_decode_kernel(
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
+    UNIT: tl.constexpr,  # elements of the cache for a number
     BLOCK_SIZE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
@@ -191,9 +207,9 @@ def latent_decode_kernel(
     o_place = i_row.to(tl.int64) * WIDTH * NUM_HEADS + o_query
     p_table = p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride
     acc, top, total = _attend_keys(
-        p_query, o_place, is_query, start + o_query // NUM_HEADS, p_kv_cache, p_table, base, start,
-        end, scale, i_split, NUM_SPLITS, SPLIT_TILES, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_QUERIES,
-        BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
+        p_query, o_place, is_query, start + o_query // NUM_HEADS, p_kv_cache, p_keys, p_kv_scales,
+        p_table, base, start, end, scale, i_split, NUM_SPLITS, SPLIT_TILES, RANK, ROPE_DIM, UNIT,
+        BLOCK_SIZE, BLOCK_QUERIES, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
     )  # fmt: skip
     # A token that sees no key of the split has weight 2^-inf and a sum of zeros.
     total = tl.where(total == 0, 1, total)
@@ -246,7 +262,9 @@ def latent_sum_kernel(
 @triton.jit
 def latent_chunk_kernel(
     p_query,  # [T, H, RANK + ROPE_DIM]
-    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, RANK + ROPE_DIM]
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, RANK + ROPE_DIM * UNIT], numbers or codes
+    p_keys,  # the same memory as numbers
+    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, num_groups] float32 | None
     p_slots,  # [R] int32
     p_tables,  # [N, table_stride] int32
     table_stride,
@@ -261,6 +279,7 @@ def latent_chunk_kernel(
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
+    UNIT: tl.constexpr,  # elements of the cache for a number
     BLOCK_SIZE: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
@@ -288,9 +307,9 @@ def latent_chunk_kernel(
     o_place = (token_start + tile_start).to(tl.int64) * NUM_HEADS + o_query
     p_table = p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride
     acc, _, total = _attend_keys(
-        p_query, o_place, is_query, start + o_token, p_kv_cache, p_table, first,
-        start + first_token, min(start + last_token + 1, max_keys), scale, 0, 1, 1, RANK, ROPE_DIM,
-        BLOCK_SIZE, BLOCK_QUERIES, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
+        p_query, o_place, is_query, start + o_token, p_kv_cache, p_keys, p_kv_scales, p_table,
+        first, start + first_token, min(start + last_token + 1, max_keys), scale, 0, 1, 1, RANK,
+        ROPE_DIM, UNIT, BLOCK_SIZE, BLOCK_QUERIES, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
     )  # fmt: skip
     o_rank = tl.arange(0, BLOCK_RANK)
     p_result = p_out + o_place[:, None] * RANK + o_rank[None, :]
@@ -305,6 +324,8 @@ def _attend_keys(
     is_query,
     o_last,  # [BLOCK_QUERIES]: the last visible key of each query
     p_kv,
+    p_keys,
+    p_scales,
     p_table,  # [max_blocks] int32: the row's
     base,  # the row's first key
     last_shared,  # all queries see the keys to this one
@@ -315,6 +336,7 @@ def _attend_keys(
     SPLIT_TILES: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -337,14 +359,16 @@ def _attend_keys(
     for own in tl.range(0, own_tail):
         key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
-            b_query, b_rotated, o_last, p_kv, p_table, key, last_shared, end, scale, acc, top,
-            total, False, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
+            b_query, b_rotated, o_last, p_kv, p_keys, p_scales, p_table, key, last_shared, end,
+            scale, acc, top, total, False, RANK, ROPE_DIM, UNIT, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK,
+            BLOCK_ROPE,
         )  # fmt: skip
     for own in tl.range(own_tail, own_end):
         key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
-            b_query, b_rotated, o_last, p_kv, p_table, key, last_shared, end, scale, acc, top,
-            total, True, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
+            b_query, b_rotated, o_last, p_kv, p_keys, p_scales, p_table, key, last_shared, end,
+            scale, acc, top, total, True, RANK, ROPE_DIM, UNIT, BLOCK_SIZE, BLOCK_KEYS, BLOCK_RANK,
+            BLOCK_ROPE,
         )  # fmt: skip
     return acc, top, total
 
@@ -355,6 +379,8 @@ def _attend_tile(
     b_rotated,
     o_last,
     p_kv,
+    p_keys,
+    p_scales,
     p_table,
     key,
     last_shared,
@@ -366,6 +392,7 @@ def _attend_tile(
     IS_EDGE: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
+    UNIT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_RANK: tl.constexpr,
@@ -383,9 +410,24 @@ def _attend_tile(
     else:
         b_block = tl.load(p_table + o_key // BLOCK_SIZE)
     o_place = b_block.to(tl.int64) * BLOCK_SIZE + o_key % BLOCK_SIZE
-    p_entry = p_kv + o_place[:, None] * (RANK + ROPE_DIM)
-    b_latent = tl.load(p_entry + o_rank, mask=is_rank, other=0)
-    b_key = tl.load(p_entry + RANK + o_rope, mask=is_rope, other=0)
+    p_latent = p_kv + o_place[:, None] * (RANK + ROPE_DIM * UNIT)
+    b_latent = tl.load(p_latent + o_rank, mask=is_rank, other=0)
+    p_key = p_keys + o_place[:, None] * (RANK // UNIT + ROPE_DIM) + RANK // UNIT
+    b_key = tl.load(p_key + o_rope, mask=is_rope, other=0)
+    if p_scales is not None:
+        num_groups: tl.constexpr = (RANK + GROUP - 1) // GROUP
+        size: tl.constexpr = min(GROUP, BLOCK_RANK)
+        o_group = tl.arange(0, BLOCK_RANK // size)[None, :]
+        is_group = o_group < num_groups
+        if IS_EDGE:
+            is_group &= is_there[:, None]
+        p_scale = p_scales + o_place[:, None] * num_groups + o_group
+        b_scale = tl.load(p_scale, mask=is_group, other=0)
+        if b_latent.dtype != tl.int8:
+            b_scale *= E4M3_UNIT
+        b_groups = tl.reshape(b_latent, (BLOCK_KEYS, BLOCK_RANK // size, size))
+        b_groups = widen(b_groups, tl.float32) * b_scale[:, :, None]
+        b_latent = tl.reshape(b_groups.to(b_query.dtype), (BLOCK_KEYS, BLOCK_RANK))
 
     scores = tl.dot(b_query, tl.trans(b_latent), input_precision="ieee")
     scores = tl.dot(b_rotated, tl.trans(b_key), scores, input_precision="ieee") * scale

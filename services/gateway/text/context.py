@@ -28,10 +28,17 @@ class CallContext:
 
     def start_call(self, name: str, is_known: bool = False, call_id: str | None = None) -> None:
         """The rest of the text is a call; ``is_known``: only of an existing function."""
+        name = self._undoubled(name)
         if not name or (is_known and name not in self.functions):
             raise Broken
         self.out.start_call(name, call_id)
         self.source.recorded()
+
+    def _undoubled(self, name: str) -> str:
+        """Muse Glimmer writes a function without a namespace as its own."""
+        namespace, _, rest = name.partition(".")
+        is_doubled = namespace == rest and namespace in self.functions
+        return namespace if is_doubled and name not in self.functions else name
 
     def try_call(self, reading: Waiting[None]) -> Waiting[bool]:
         """Returns True if ``reading`` begins a call. A part without a call is content, unchanged

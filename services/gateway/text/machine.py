@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.chat.replies.choice_parser import Event
+from services.gateway.text.addressed_reply import AddressedReply
 from services.gateway.text.blocks_reply import BlocksReply
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import CallContext
@@ -31,7 +32,13 @@ from services.gateway.text.json_text import JsonText
 from services.gateway.text.reasoning_count import ReasoningCount
 from services.gateway.text.reply import Reply
 from services.gateway.text.source import Markers, MarkerTable, TextSource, Token, Waiting
-from shared.dialects.formats import HarmonyLayout, ReasoningFormat, ToolFormat
+from shared.dialects.formats import (
+    AddressedLayout,
+    Channels,
+    HarmonyLayout,
+    ReasoningFormat,
+    ToolFormat,
+)
 from shared.wire.messages import OutputStart
 
 
@@ -75,7 +82,8 @@ class OutputRules:
         """Markers that occur in a call only inside a string."""
         if self.tools is None:
             return frozenset()
-        return self.tools.markers if self.tools.channels else self.tools.outer_markers
+        is_framed = isinstance(self.tools.layout, Channels)
+        return self.tools.markers if is_framed else self.tools.outer_markers
 
     @property
     def markers(self) -> Markers:
@@ -190,7 +198,10 @@ class OutputMachine:
             stops=stops,
             table=rules.table,
         )
+        has_reasoning, has_calls = reasoning is not None, tools is not None
+        if isinstance(channels, AddressedLayout):
+            reply = AddressedReply(context, self._count, tools, has_reasoning=has_reasoning)
+            return reply.read(start)
         if channels is not None:
-            has_reasoning, has_calls = reasoning is not None, tools is not None
             return BlocksReply(context, self._count, has_reasoning, has_calls).read(start)
         return Reply(context, tools, reasoning, self._count).read(start)

@@ -1,12 +1,20 @@
 """Calls and answers as messages in channels: the frame around them is a part of the grammar."""
 
+from services.tokenizer.guides.calls import Calls
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.tools import Tool, arguments
-from shared.dialects.formats import BlocksLayout, Channels, HarmonyLayout
+from shared.dialects.formats import (
+    AddressedLayout,
+    BlocksLayout,
+    Channels,
+    HarmonyLayout,
+    ToolFormat,
+)
 from shared.wire.messages import OutputStart
 
 ANALYSIS, COMMENTARY, FINAL = "analysis", "commentary", "final"
+ITSELF, USER = "self", "user"
 
 
 class HarmonyFrame:
@@ -100,15 +108,76 @@ class BlocksFrame:
         return f"{lark.fixed(layout.call)} {call} {self._end}"
 
 
-Frame = HarmonyFrame | BlocksFrame
+class AddressedFrame:
+    """The grammar allows the reasoning, too. A message has one call in ``format``, and its marker
+    may end the text."""
+
+    has_reasoning = True
+
+    def __init__(self, lark: Lark, start: OutputStart, format: ToolFormat | None) -> None:
+        self._lark = lark
+        self._layout = AddressedLayout()
+        self._format = format
+        self._next = lark.fixed(f"{self._layout.start}assistant")
+        self._is_answer = start is OutputStart.ANSWER
+        self._end = lark.fixed(self._layout.end)
+
+    def answer(self, answer: str) -> str:
+        if self._is_answer:
+            return answer
+        return f"{self._messages(ITSELF)} {self._head(USER)} ({answer})"
+
+    def required(self, tools: list[Tool], is_parallel: bool) -> str:
+        before = f"{self._end} {self._next}" if self._is_answer else ""
+        return f"{before} {self._messages(ITSELF)} {self._calls(tools, is_parallel)}"
+
+    def in_text(self, tools: list[Tool], is_parallel: bool) -> str:
+        final = f"{self._head(USER)} {self._lark.any_text()}"
+        calls = self._calls(tools, is_parallel)
+        rest = f"{self._messages(ITSELF, USER)} ({calls} | {final})"
+        if self._is_answer:
+            return f"{self._lark.any_text()} ({self._end} {self._next} {rest})?"
+        return rest
+
+    def _head(self, recipient: str) -> str:
+        return self._lark.fixed(f" to={recipient}{self._layout.message}")
+
+    def _messages(self, *recipients: str) -> str:
+        """Any number of messages before the last one."""
+        body = f"{self._lark.lazy(self._layout.end)} {self._next}"
+        ways = " | ".join(f"{self._head(recipient)} {body}" for recipient in recipients)
+        return f"{self._lark.rule(ways)}*"
+
+    def _calls(self, tools: list[Tool], is_parallel: bool) -> str:
+        call = self._call(tools)
+        more = f"({self._end} {self._next} {call})*" if is_parallel else ""
+        ends = f"{self._end} | {self._lark.fixed(self._layout.end_of_reply)}"
+        return f"{call} {more} ({self._lark.rule(ends)})?"
+
+    def _call(self, tools: list[Tool]) -> str:
+        """To its own name; of tools with one name, the last."""
+        assert self._format is not None
+        message, of_name = self._lark.fixed(self._layout.message), {}
+        for tool in tools:
+            calls = Calls(self._lark, self._format, [tool])
+            of_name[tool.name] = f"{message} {calls.required(is_parallel=False)}"
+        return self._lark.rule(f"{self._lark.fixed(' to=')} {self._lark.after_texts(of_name)}")
 
 
-def frame_of(lark: Lark, channels: Channels | None, start: OutputStart) -> Frame | None:
+Frame = HarmonyFrame | BlocksFrame | AddressedFrame
+
+
+def frame_of(
+    lark: Lark, channels: Channels | None, start: OutputStart, format: ToolFormat | None
+) -> Frame | None:
+    """``format`` is the one of calls."""
     match channels:
         case HarmonyLayout():
             return HarmonyFrame(lark, start)
         case BlocksLayout():
             return BlocksFrame(lark, start)
+        case AddressedLayout():
+            return AddressedFrame(lark, start, format)
     return None
 
 

@@ -56,7 +56,7 @@ def compose(
     field."""
     gate = _gate(dialect, start)
     lark = Lark(dialect.added_tokens, param_of(wanted))
-    frame = frame_of(lark, dialect.channels, start)
+    frame = frame_of(lark, dialect.channels, start, dialect.tools)
     answer = _answer(lark, dialect, wanted, frame, start, totals or Totals())
     if wanted.budget is not None:
         gate = _limited(dialect, gate, wanted.budget, start)

@@ -199,14 +199,14 @@ class TorchOps(Ops[Tensor]):
         self, query: Tensor, latent: Tensor, latents: Latents, chosen: Tensor | None = None
     ) -> Tensor:
         context, spec, rotation = current_context(), latents.spec, self.rotation(latents.rotary)
-        entries, inputs = context.kv_caches[latents.layer].entries, context.groups[latents.group]
+        kv, inputs = context.kv_caches[latents.layer], context.groups[latents.group]
         keys, values = latents.expansion.halves()
         norm = Norm(latents.norm.weight, latents.norm.eps)
         slots, is_interleaved = inputs.slot_mapping, spec.is_interleaved
-        write_latents(latent, norm, rotation, slots, entries, is_interleaved)
+        write_latents(latent, norm, rotation, slots, kv.entries, is_interleaved, kv.scales)
         queries = latent_queries(query, keys, rotation, is_interleaved)
         options = AttentionOptions(value_dim=spec.rank, chosen=chosen)
-        attended = attend(queries, entries, inputs.attention, spec.scale, options)
+        attended = attend(queries, kv.entries, inputs.attention, spec.scale, options, kv.scales)
         return latent_values(attended, values)
 
     def short_conv(self, x: Tensor, columns: Columns) -> Tensor:

@@ -16,7 +16,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     rotates_partly: ClassVar[bool] = False  # partial_rotary_factor counts
     norm_offset: ClassVar[float] = 0.0  # added to the norms of a checkpoint
-    keeps_latents: ClassVar[bool] = False  # the KV cache has no keys and values of heads
 
     architectures: list[str]
     vocab_size: int

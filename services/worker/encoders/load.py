@@ -8,11 +8,11 @@ import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from kernels.kv_layout import KVLayout
 from services.worker.encoders.attention import ATTENTION
 from services.worker.encoders.dense import read_dense
 from services.worker.encoders.model import EncoderLM
 from services.worker.machine.hardware import Memory
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.speculation.choose import NO_SPECULATION
 from services.worker.startup.footprint import META, Footprint
 from services.worker.startup.implementations import errors_as_config_errors

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from kernels.kv_layout import KVLayout
 from services.worker.foreign.chunk_equivalence import logits_in_chunks, random_texts, whole_logits
 from services.worker.foreign.families import find_family, of_texts, text_trunk
 from services.worker.foreign.model import ATTENTION, TransformersLM
 from services.worker.foreign.quantized import check_loaded, load_quantized
 from services.worker.machine.kv_groups import KVSpec, group_layers
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.models.registry import read_side_file
 from services.worker.startup.implementations import errors_as_config_errors
 from services.worker.startup.model_shape import ModelShape

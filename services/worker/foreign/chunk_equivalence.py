@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kernels.kv_layout import KVLayout
 from kernels.paged_attention import prepare_attention
 from services.worker.foreign.model import TransformersLM
 from services.worker.layers.context import AttentionInputs, ForwardContext, forward_context
 from services.worker.machine.kv_cache import KVCache
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.streams import upload
 
 NUM_TOKENS = 48

@@ -182,8 +182,6 @@ class BailingMoeV2_5ForCausalLM(LightningLM):  # noqa: N801, its name in config.
 
 class BailingMoeLinearV2ForCausalLM(LightningLM):
     class Config(LightningConfig, frozen=True, kw_only=True):
-        keeps_latents: ClassVar[bool] = False
-
         @property
         def head_dim(self) -> int:
             return self.lightning_spec.head_dim

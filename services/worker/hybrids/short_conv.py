@@ -2,6 +2,9 @@
 
 import math
 
+import torch
+
+from kernels.kv_layout import KVLayout
 from services.worker.layers.columns import Columns
 from services.worker.layers.kept import Cached
 from services.worker.layers.linear import Linear, WeightPiece
@@ -10,6 +13,7 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.weights import empty_parameter
 from services.worker.machine.kv_groups import KVSpec
+from shared.errors import ConfigError
 
 
 class ShortConv(Cached):
@@ -50,6 +54,14 @@ class ShortConv(Cached):
     @property
     def kv_spec(self) -> KVSpec:
         return KVSpec(self._entry, self.weight.shape[1], self.columns.num_parts)
+
+    def kv_layout(self, dtype: torch.dtype, codes: torch.dtype | None) -> KVLayout:
+        if codes is not None:
+            raise ConfigError(
+                "kv-cache-dtype: int8 and fp8 are for keys, values and latents; this model keeps"
+                " convolutions: use auto"
+            )
+        return super().kv_layout(dtype, codes)
 
     @property
     def numbers_per_token(self) -> int:

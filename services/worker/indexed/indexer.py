@@ -3,11 +3,13 @@
 from functools import singledispatch
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from kernels.cpu.index import MAX_INDEX_DIM, MAX_INDEX_HEADS, Index
 from kernels.cpu.operators import LANES, Kind
 from kernels.index import IndexNorm, IndexSpec, choose_keys, write_index_keys
+from kernels.kv_layout import KVLayout
 from kernels.paged_attention import AttentionBatch
 from services.worker.backends.recorder import Instruction, Recorder, Register, Value
 from services.worker.backends.torch_lm import TorchOps
@@ -66,6 +68,10 @@ class Indexer(Cached):
     @property
     def kv_spec(self) -> KVSpec:
         return KVSpec((1, 1, self.spec.dim))
+
+    def kv_layout(self, dtype: torch.dtype, codes: torch.dtype | None) -> KVLayout:
+        """Numbers: a rounded key could change a choice."""
+        return super().kv_layout(dtype, None)
 
     @property
     def num_scored_heads(self) -> int:

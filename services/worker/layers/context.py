@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kernels.delta.device import DeviceStates
 from kernels.delta.states import States
+from kernels.kv_layout import LayerKV
 from kernels.paged_attention import AttentionBatch, DeviceAttention
-from services.worker.machine.kv_layout import LayerKV
 
 
 class AttentionInputs(NamedTuple):

@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import nn
 
+from kernels.kv_layout import KVLayout
 from services.worker.machine.kv_groups import KVSpec
 from services.worker.machine.state_pool import StateSpec
 
@@ -34,6 +36,9 @@ class Cached(Keeping):
     @property
     @abstractmethod
     def kv_spec(self) -> KVSpec: ...
+
+    def kv_layout(self, dtype: torch.dtype, codes: torch.dtype | None) -> KVLayout:
+        return KVLayout(self.kv_spec.entry, dtype, codes)
 
     @abstractmethod
     def put_cache(self, place: int, group: int) -> None:

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import torch
+
+from kernels.kv_layout import KVLayout
 from services.worker.layers.heads import Latents, LatentSpec
 from services.worker.layers.kept import Cached
 from services.worker.layers.latent_expansion import LatentExpansion
@@ -60,6 +63,9 @@ class LatentAttention(Cached):
     @property
     def kv_spec(self) -> KVSpec:
         return KVSpec((1, 1, self.latents.spec.entry_dim))
+
+    def kv_layout(self, dtype: torch.dtype, codes: torch.dtype | None) -> KVLayout:
+        return KVLayout(self.kv_spec.entry, dtype, codes, self.latents.spec.rank)
 
     @property
     def numbers_per_token(self) -> int:

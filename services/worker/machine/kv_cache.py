@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.memory import ALIGNMENT, huge_zeros
-from services.worker.machine.kv_layout import KVLayout, LayerKV
+from kernels.kv_layout import KVLayout, LayerKV
 
 
 class KVCache:
@@ -42,8 +42,8 @@ class KVCache:
             entries, scales = next(parts).view(layout.stored), next(parts).view(torch.float32)
             self.sections.append(
                 LayerKV(
-                    entries.view(*shape, *layout.entry),
-                    scales.view(*shape, *layout.entry[:-1]) if layout.codes else None,
+                    entries.view(*shape, *layout.stored_entry),
+                    scales.view(*shape, *layout.scales_shape) if layout.codes else None,
                 )
             )
         self.layers = [self.sections[each] for each in sections or range(len(layouts))]

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from kernels.kv_layout import KVLayout
 from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
@@ -24,7 +25,6 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.state_pool import StateSpec
 from services.worker.models.parts import Parts, make_norm
 from shared.errors import ConfigError
@@ -224,16 +224,12 @@ class DecoderLM(nn.Module, ABC):
         self, dtype: torch.dtype, *, drafts: bool, codes: torch.dtype | None = None
     ) -> list[KVLayout]:
         """The cached values of a token in each layer of the trunk, and of the MTP head if it
-        ``drafts``: numbers, or ``codes`` of that type. Raises ConfigError for codes of latents."""
-        ordered = self._cached_layers(drafts)
-        if codes is not None and not all(isinstance(each, Attention) for each in ordered):
-            raise ConfigError(
-                "kv-cache-dtype: int8 and fp8 are for keys and values of heads; this model keeps"
-                " latents or convolutions: use auto"
-            )
-        specs = [module.kv_spec for module in ordered]
+        ``drafts``: numbers, or ``codes`` of that type. Raises ConfigError for layers without
+        codes."""
         return [
-            KVLayout(each.entry, dtype, codes) for each in specs for _ in range(each.num_sections)
+            each.kv_layout(dtype, codes)
+            for each in self._cached_layers(drafts)
+            for _ in range(each.kv_spec.num_sections)
         ]
 
     def kv_specs(self, *, drafts: bool) -> Sequence[KVSpec]:

@@ -13,8 +13,6 @@ from services.worker.models.parts import Parts
 
 
 class LatentConfig(GroupedConfig, frozen=True):
-    keeps_latents: ClassVar[bool] = True
-
     kv_lora_rank: int = 512
     q_lora_rank: int | None = 1536
     qk_nope_head_dim: int = 128

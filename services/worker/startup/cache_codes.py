@@ -17,7 +17,7 @@ def choose_cache_dtype(setting: str, config: ModelConfig | None) -> str:
     ConfigError for an unreadable quantization_config, or one with other codes."""
     if setting != "auto":
         return setting
-    if config is None or not config.quantization_config or config.keeps_latents:
+    if config is None or not config.quantization_config:
         return "none"
     found = find_scheme(config.quantization_config).cache_dtype()
     if found != "none":

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from kernels.kv_layout import KVLayout
 from services.worker.layers.experts import Experts
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.weights import Quantized
 from services.worker.machine.kv_groups import group_layers, sections_of
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.state_pool import StateSpec
 from services.worker.models.decoder import DecoderLM
 from shared.wire.messages import Capacity, Group

@@ -181,11 +181,12 @@ def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
 def _gathered_bytes(loaded: LoadedModel) -> int:
     """The bytes of a token's entry in attention's copy. Torch's operators convert codes to float32
     and to the model's dtype."""
-    layouts = loaded.shape.kv_layouts
-    if not isinstance(loaded.model, TorchCausalLM) or layouts[0].codes is None:
-        return max(layout.num_bytes for layout in layouts)
+    is_torch = isinstance(loaded.model, TorchCausalLM)
     widened = torch.float32.itemsize + loaded.dtype.itemsize
-    return max(layout.num_bytes + math.prod(layout.entry) * widened for layout in layouts)
+    return max(
+        each.num_bytes + math.prod(each.entry) * widened * (is_torch and each.codes is not None)
+        for each in loaded.shape.kv_layouts
+    )
 
 
 def _score_bytes(loaded: LoadedModel) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from shared.dialects.formats import BlocksLayout, HarmonyLayout, ReasoningFormat
+from shared.dialects.formats import AddressedLayout, BlocksLayout, HarmonyLayout, ReasoningFormat
 
 HY_V3 = ReasoningFormat("hy_v3")
 HY_V3_OPEN_SOURCE = ReasoningFormat(
@@ -86,6 +86,7 @@ _FORMATS = (
         forced_close="",
         channels=HarmonyLayout(),
     ),
+    ReasoningFormat("muse_glimmer", "", "", forced_close="", channels=AddressedLayout()),
     ReasoningFormat(
         "inkling",
         "<|content_thinking|>",

@@ -9,6 +9,7 @@ from shared.dialects.families.tools import HERMES, HY_V3, LFM2, MISTRAL_V11, fin
 # In order: texts of a later row also occur in templates of earlier ones. A template must contain
 # all texts of a row. A row without a name is an unsupported format.
 _TOOLS = (
+    (("<atem:function_calls>", "<|message|>"), "muse_glimmer"),
     (("]<]minimax[>[",), "minimax_m3"),
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("<|content_invoke_tool_json|>",), "inkling"),
@@ -28,6 +29,8 @@ _TOOLS = (
     (("[TOOL_CALLS]",), "mistral"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<seed:tool_call>",), "seed_oss"),
+    (("<dots_function_call>",), "dots"),
+    (("<|action_start|>", "<|plugin|>"), "internlm"),
     (("<function_calls>",), "olmo3"),
     (("<arg_key>", "<tool_call>{function-name}\n"), "glm45"),
     (("<arg_key>", "</arg_key>\n"), "glm45"),
@@ -47,6 +50,7 @@ _TOOLS = (
     (("[func_name1(",), "pythonic"),
 )
 _REASONING = (
+    (("<atem:function_calls>", "<|message|>"), "muse_glimmer"),
     (("<|content_thinking|>",), "inkling"),
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("<tool_sep",), "hy_v3"),

@@ -1,8 +1,10 @@
 """Known formats of tool calls, by the names of vLLM's, SGLang's and FastDeploy's parsers."""
 
 from collections.abc import Container
+from dataclasses import replace
 
 from shared.dialects.formats import (
+    AddressedLayout,
     BareLayout,
     BlocksLayout,
     ElementsLayout,
@@ -47,21 +49,20 @@ HY_V3 = ToolFormat(
     padding="\n",
     separator="\n",
 )
-HY_V3_OPEN_SOURCE = ToolFormat(
-    "hy_v3_opensource",
-    PairsLayout(
-        key_open="<arg_key:opensource>",
-        key_close="</arg_key:opensource>",
-        value_open="<arg_value:opensource>",
-        value_close="</arg_value:opensource>",
+HY_V3_OPEN_SOURCE = replace(
+    HY_V3,
+    name="hy_v3_opensource",
+    layout=PairsLayout(
+        "<arg_key:opensource>",
+        "</arg_key:opensource>",
+        "<arg_value:opensource>",
+        "</arg_value:opensource>",
         name_close="<tool_sep:opensource>",
     ),
     section_open="<tool_calls:opensource>",
     section_close="</tool_calls:opensource>",
     call_open="<tool_call:opensource>",
     call_close="</tool_call:opensource>",
-    padding="\n",
-    separator="\n",
 )
 _DSML = TaggedLayout(
     function_open='<｜DSML｜invoke name="',
@@ -75,6 +76,12 @@ _DSML = TaggedLayout(
         **dict.fromkeys(("number", "integer", "boolean", "null", "array", "object"), "false"),
     },
 )
+_INVOKE = TaggedLayout(
+    function_open='<invoke name="',
+    parameter_open='<parameter name="',
+    name_close='">',
+    function_close="</invoke>",
+)
 _FORMATS = (
     HERMES,
     MISTRAL,
@@ -82,25 +89,18 @@ _FORMATS = (
     LFM2,
     HY_V3,
     HY_V3_OPEN_SOURCE,
-    ToolFormat(
-        "deepseek_v32",
-        _DSML,
-        aliases=("deepseekv32",),
-        section_open="<｜DSML｜function_calls>",
-        section_close="</｜DSML｜function_calls>",
-        padding="\n",
-        separator="\n",
-        tokens=("｜DSML｜",),
-    ),
-    ToolFormat(
-        "deepseek_v4",
-        _DSML,
-        aliases=("deepseekv4",),
-        section_open="<｜DSML｜tool_calls>",
-        section_close="</｜DSML｜tool_calls>",
-        padding="\n",
-        separator="\n",
-        tokens=("｜DSML｜",),
+    *(
+        ToolFormat(
+            name,
+            _DSML,
+            aliases=(name.replace("_", ""),),
+            section_open=f"<｜DSML｜{tag}>",
+            section_close=f"</｜DSML｜{tag}>",
+            padding="\n",
+            separator="\n",
+            tokens=("｜DSML｜",),
+        )
+        for name, tag in (("deepseek_v32", "function_calls"), ("deepseek_v4", "tool_calls"))
     ),
     ToolFormat("gemma4", BareLayout(), call_open="<|tool_call>", call_close="<tool_call|>"),
     ToolFormat(
@@ -224,17 +224,30 @@ _FORMATS = (
     ToolFormat("phi4_mini_json", JsonLayout(is_list=True), call_open="functools"),
     ToolFormat(
         "minimax_m2",
-        TaggedLayout(
-            function_open='<invoke name="',
-            parameter_open='<parameter name="',
-            name_close='">',
-            function_close="</invoke>",
-        ),
+        _INVOKE,
         aliases=("minimax-m2",),
         section_open="<minimax:tool_call>",
         section_close="</minimax:tool_call>",
         padding="\n",
         separator="\n",
+    ),
+    ToolFormat(
+        "dots",
+        _INVOKE,
+        section_open="<dots_function_call>",
+        section_close="</dots_function_call>",
+        padding="\n",
+        separator="\n",
+    ),
+    ToolFormat(
+        "internlm",
+        JsonLayout("parameters"),
+        aliases=("interns1", "intern-s1"),
+        padding="\n",
+        separator="\n",
+        call_open="<|action_start|><|plugin|>",
+        call_close="<|action_end|>",
+        tokens=("<|action_start|>", "<|plugin|>"),
     ),
     ToolFormat(
         "seed_oss",
@@ -257,6 +270,21 @@ _FORMATS = (
         padding="\n",
         separator="\n",
         tokens=("]<]minimax[>[",),
+    ),
+    ToolFormat(
+        "muse_glimmer",
+        TaggedLayout(
+            function_open='<atem:invoke name="',
+            parameter_open='<atem:parameter name="',
+            name_close='">',
+            parameter_close="</atem:parameter>",
+            function_close="</atem:invoke>",
+        ),
+        section_open="<atem:function_calls>",
+        section_close="</atem:function_calls>",
+        padding="\n",
+        separator="\n",
+        frame=AddressedLayout(),
     ),
     ToolFormat("inkling", BlocksLayout()),
     ToolFormat("openai", HarmonyLayout(), aliases=("gpt-oss", "gpt_oss")),

@@ -7,6 +7,7 @@ from tests.kernels.test_latent import (
     test_any_shape_agrees,
     test_edges_of_blocks_and_tiles_agree,
     test_heads_of_the_size_of_deepseek_v3_agree,
+    test_quantized_latents_agree,
     test_rows_that_hide_keys_agree,
 )
 

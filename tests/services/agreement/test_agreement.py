@@ -72,7 +72,8 @@ TOOLS = json.dumps(
 )
 REQUIRED = ToolChoice("required")
 NAMES = sorted({each.name for each in KNOWN.tools.values()})
-REASONING = {"openai": "openai_gptoss", "inkling": "inkling", "kimi_k3": "kimi_k3"}
+REASONING = {"openai": "openai_gptoss"}
+REASONING |= {name: name for name in ("inkling", "kimi_k3", "muse_glimmer")}
 
 
 def texts_of(format: ToolFormat) -> list[str]:

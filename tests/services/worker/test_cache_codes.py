@@ -53,8 +53,8 @@ def test_codes_that_are_not_there_are_refused_unless_others_are_asked_for(tmp_pa
     assert engine.model_info.kv_cache_dtype == "int8"
 
 
-def test_latents_stay_numbers(tmp_path: Path) -> None:
+def test_latents_get_the_codes_of_the_checkpoint(tmp_path: Path) -> None:
     changes: dict[str, Any] = {**LATENT, **GROUPS}
     save_model(tmp_path / "dense", DeepseekV3ForCausalLM, **changes)
     save_made_for_codes(tmp_path / "dense", tmp_path / "codes")
-    assert make_engine(tmp_path / "codes").model_info.kv_cache_dtype == "auto"
+    assert make_engine(tmp_path / "codes").model_info.kv_cache_dtype == "fp8"

@@ -4,6 +4,7 @@ fits."""
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,9 +15,10 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
 from kernels.cpu.library import variants
 from kernels.kv_codes import HIGHEST_CODE, dequantize
+from kernels.kv_layout import KVLayout, LayerKV
 from services.worker.backends.torch_lm import TorchLM
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.context import ForwardContext, current_context
-from services.worker.machine.kv_layout import KVLayout, LayerKV
 from services.worker.models import CausalLM
 from services.worker.startup.cache_codes import CACHE_CODES
 from shared.settings.fields import CACHE_SYNONYMS
@@ -37,12 +39,19 @@ pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
 NAMES = ("int8", "fp8")
 codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
+LATENTS = "DeepSeek-V3, latents, yarn"
 SHAPES = (
     "Qwen3, three queries a key, tied",
     "Llama, a head of 256, a key for each query",
     "Llama, sixteen queries a key",
     "Gemma 2, windows, caps, tied",
 )
+
+
+def config_of(name: str) -> ModelConfig:
+    """With two groups of latents, of different sizes."""
+    config = make_config(name)
+    return config if name != LATENTS else msgspec.structs.replace(config, kv_lora_rank=176)
 
 
 def test_what_can_be_asked_for_is_there() -> None:
@@ -56,10 +65,10 @@ def test_what_can_be_asked_for_is_there() -> None:
 
 @codes
 @each_variant
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, LATENTS])
 def test_float32_logits_are_those_of_torch(name: str, variant: str, codes: torch.dtype) -> None:
     """Except for elements halfway between two codes, decided by the last bits."""
-    config, some = make_config(name), native_prompts(1, 17, 130, 700)
+    config, some = config_of(name), native_prompts(1, 17, 130, 700)
     expected = run(TorchLM(make_model(config, FLOAT32)), config, FLOAT32, some, 300, codes=codes)
     native = make_native(config, FLOAT32, variant, 16, 2)
     found = run(native, config, FLOAT32, some, 300, codes=codes)
@@ -69,9 +78,13 @@ def test_float32_logits_are_those_of_torch(name: str, variant: str, codes: torch
     assert furthest(found, exact, Tensor.mean) > 1e-3
 
 
-@codes
-def test_logits_do_not_depend_on_who_knows_the_lengths(codes: torch.dtype) -> None:
-    config, some = make_config("Mistral, windows"), native_prompts(1, 17, 131)
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [*(("Mistral, windows", each) for each in HIGHEST_CODE), (LATENTS, torch.uint8)],
+    ids=str,
+)
+def test_logits_do_not_depend_on_who_knows_the_lengths(name: str, codes: torch.dtype) -> None:
+    config, some = config_of(name), native_prompts(1, 17, 131)
     model = TorchLM(make_model(config, FLOAT32))
     expected = run(model, config, FLOAT32, some, 65, codes=codes)
     found = run(OnDevice(model), config, FLOAT32, some, 65, codes=codes)
@@ -99,7 +112,7 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
 @pytest.mark.parametrize(
     ("name", "dtype", "codes"),
     every_pair(
-        ["Qwen3, three queries a key, tied", "Mistral, windows"],
+        ["Qwen3, three queries a key, tied", "Mistral, windows", LATENTS],
         [FLOAT32, torch.bfloat16],
         [*HIGHEST_CODE],
     ),
@@ -108,7 +121,7 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     name: str, variant: str, dtype: torch.dtype, codes: torch.dtype
 ) -> None:
-    config, some = make_config(name), native_prompts(600, 35, 1, 9)
+    config, some = config_of(name), native_prompts(600, 35, 1, 9)
     model = make_native(config, dtype, variant, 16, 2)
     expected = run(model, config, dtype, some, 1000, codes=codes)
     for chunk_size in (1, 16, 299):

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from benchmarks.harness.oracle import true_logits
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.packing import NativeLibrary
@@ -37,12 +37,16 @@ from tests.services.worker.checkpoints import (
     random_prompts,
     save_model,
 )
-from tests.services.worker.driver import model_of
 from tests.services.worker.forward import our_logits
 from tests.services.worker.speculation import iter_positions
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_families import CASES, DENSE
-from tests.services.worker.test_latents import with_values
+from tests.services.worker.test_latents import (
+    GREEDY,
+    PROMPTS,
+    texts_in_few_blocks,
+    with_values,
+)
 from tests.services.worker.test_mtp_families import BLOCK, Checkpoint, Family, speculation
 from tests.services.worker.test_native import (
     LATENT,
@@ -248,7 +252,8 @@ def test_a_stage_that_would_begin_with_a_shared_choice_is_refused() -> None:
 
 
 def test_a_token_of_glm_5_takes_so_many_bytes() -> None:
-    """A latent of 576 numbers in each layer, and a key of 128 where keys are chosen."""
+    """A latent of 576 numbers in each layer, or of 512 codes and 64 numbers, and a key of 128
+    numbers where keys are chosen."""
     make: Any = find_model(["GlmMoeDsaForCausalLM"]).Config
     config = make(
         **SIZES
@@ -269,6 +274,9 @@ def test_a_token_of_glm_5_takes_so_many_bytes() -> None:
     shape = shape_of(model, BFLOAT16, drafts=False)
     sizes = [layout.num_bytes for layout in shape.section_layouts]
     assert sorted(sizes) == [256] * 3 + [1152] * 4
+    shape = shape_of(model, BFLOAT16, drafts=False, codes=torch.uint8)
+    sizes = [layout.num_bytes for layout in shape.section_layouts]
+    assert sorted(sizes) == [256] * 3 + [656] * 4
 
 
 @pytest.mark.parametrize(
@@ -281,24 +289,23 @@ def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transfo
     family, changes = CASES[case]
     save_model(tmp_path, family, **changes)
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    beginning, *ends = random_prompts(9, seed=4)
-    prompts = [[*(beginning * 40)[:40], *end] for end in ends]
-    engine = make_engine(
-        tmp_path,
-        kernels,
-        num_gpu_blocks_override=192 // ENGINES[kernels]["block_size"],
-        max_num_batched_tokens=31,
-        max_model_len=112,
-        speculative_config={"method": "ngram", "num_speculative_tokens": 2, "adaptive": False},
-    )
-    assert isinstance(model_of(engine), NativeLM) == (kernels == "native")
-    params = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
-    found = scheduled.run(engine, prompts, params, caches_prefixes=True)
-    assert found.num_hits > 0
-    assert found.num_readmitted > 0
-    assert any(drafts for rows in found.verified for drafts, _ in rows)
-    for prompt, text in zip(prompts, found.texts, strict=True):
+    for prompt, text in zip(PROMPTS, texts_in_few_blocks(tmp_path, kernels), strict=True):
         assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize(
+    ("case", "kernels", "name"),
+    [(V32, "native", "fp8"), slow(GLM5, "native", "int8"), slow(GLM5, "torch", "fp8")],
+)
+def test_texts_of_quantized_latents_are_those_of_each_prompt_alone(
+    tmp_path: Path, case: str, kernels: str, name: str
+) -> None:
+    """Index keys are numbers."""
+    family, changes = CASES[case]
+    save_model(tmp_path, family, **changes)
+    engine = make_engine(tmp_path, kernels, kv_cache_dtype=name)
+    alone = [scheduled.run(engine, [prompt], GREEDY).texts[0] for prompt in PROMPTS]
+    assert texts_in_few_blocks(tmp_path, kernels, kv_cache_dtype=name) == alone
 
 
 def test_quantized_weights_of_the_indexer_are_read(tmp_path: Path) -> None:

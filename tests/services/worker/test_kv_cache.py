@@ -11,9 +11,9 @@ from torch import Tensor
 
 from benchmarks.harness.engines import make_engine
 from kernels.cpu.library import variants
+from kernels.kv_layout import KVLayout
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.machine.kv_cache import KVCache
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.models.decoder import DecoderLayer
 from services.worker.models.llama import LlamaForCausalLM
 from services.worker.models.parts import Parts

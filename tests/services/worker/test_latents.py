@@ -15,8 +15,6 @@ from services.worker.layers.heads import LatentSpec
 from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.weights.load import build_model, load_model
-from shared.errors import ConfigError
-from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
 from tests.services.worker.driver import model_of
@@ -27,6 +25,9 @@ from tests.services.worker.test_options import BACKENDS, REFUSED
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 CASE = "deepseek v3, yarn"
+BEGINNING, *ENDS = random_prompts(9, seed=4)
+PROMPTS = [[*(BEGINNING * 40)[:40], *end] for end in ENDS]
+GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_token_of_deepseek_v3_takes_so_many_bytes() -> None:
-    """576 elements in each of 61 layers."""
+    """576 elements in each of 61 layers; or 512 codes with four scales, and a key in numbers."""
     make: Any = find_model(["DeepseekV3ForCausalLM"]).Config
     config = make(
         architectures=["DeepseekV3ForCausalLM"],
@@ -58,21 +59,12 @@ def test_a_token_of_deepseek_v3_takes_so_many_bytes() -> None:
         num_experts_per_tok=8,
         moe_intermediate_size=2048,
     )
-    layouts = build_model(config, torch.bfloat16, META).kv_layouts(torch.bfloat16, drafts=False)
+    model = build_model(config, torch.bfloat16, META)
+    layouts = model.kv_layouts(torch.bfloat16, drafts=False)
     assert {layout.entry for layout in layouts} == {(1, 1, 576)}
     assert sum(layout.num_bytes for layout in layouts) == 70_272
-
-
-@pytest.mark.parametrize("name", ["int8", "fp8"])
-@pytest.mark.parametrize("kernels", ENGINES)
-def test_codes_of_latents_are_refused_before_weights_are_read(
-    folder: Path, tmp_path: Path, name: str, kernels: str
-) -> None:
-    for file in folder.iterdir():
-        if file not in weight_files(folder):
-            (tmp_path / file.name).symlink_to(file)
-    with pytest.raises(ConfigError, match="kv-cache-dtype: int8 and fp8 are for keys and values"):
-        make_engine(tmp_path, kernels, kv_cache_dtype=name)
+    layouts = model.kv_layouts(torch.bfloat16, drafts=False, codes=torch.uint8)
+    assert {layout.num_bytes for layout in layouts} == {512 + 4 * 4 + 64 * 2}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -126,10 +118,32 @@ def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
 def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transformers(
     folder: Path, kernels: str
 ) -> None:
-    """Prompts with a common beginning, in chunks, in blocks for a few of them."""
-    beginning, *ends = random_prompts(9, seed=4)
-    beginning = (beginning * 40)[:40]
-    prompts = [[*beginning, *end] for end in ends]
+    texts = texts_in_few_blocks(folder, kernels)
+    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        assert len(text) == 24
+        assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "name"),
+    [
+        ("native", "fp8"),
+        ("torch", "int8"),
+        pytest.param("native", "int8", marks=pytest.mark.slow),
+        pytest.param("device", "fp8", marks=pytest.mark.slow),
+    ],
+)
+def test_texts_of_codes_are_those_of_each_prompt_alone(
+    folder: Path, kernels: str, name: str
+) -> None:
+    engine = make_engine(folder, kernels, kv_cache_dtype=name)
+    alone = [scheduled.run(engine, [prompt], GREEDY).texts[0] for prompt in PROMPTS]
+    assert texts_in_few_blocks(folder, kernels, kv_cache_dtype=name) == alone
+
+
+def texts_in_few_blocks(folder: Path, kernels: str, **settings: Any) -> list[list[int]]:
+    """Of prompts with a common beginning, in chunks, in blocks for a few of them, with drafts."""
     block_size = ENGINES[kernels]["block_size"]
     engine = make_engine(
         folder,
@@ -138,14 +152,11 @@ def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transfo
         max_num_batched_tokens=31,
         max_model_len=112,
         speculative_config={"method": "ngram", "num_speculative_tokens": 2, "adaptive": False},
+        **settings,
     )
     assert isinstance(model_of(engine), NativeLM) == (kernels == "native")
-    params = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
-    found = scheduled.run(engine, prompts, params, caches_prefixes=True)
+    found = scheduled.run(engine, PROMPTS, GREEDY, caches_prefixes=True)
     assert found.num_hits > 0
     assert found.num_readmitted > 0
     assert any(drafts for rows in found.verified for drafts, _ in rows)
-    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
-    for prompt, text in zip(prompts, found.texts, strict=True):
-        assert len(text) == 24
-        assert_greedy(oracle, prompt, text)
+    return found.texts

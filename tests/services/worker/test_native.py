@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import PackedMatrix
 from kernels.cpu.packing import NativeLibrary
+from kernels.kv_layout import KVLayout
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
@@ -23,7 +24,6 @@ from services.worker.layers.experts import Experts
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Dense
 from services.worker.machine.kv_cache import KVCache
-from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.state_pool import StatePool
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM

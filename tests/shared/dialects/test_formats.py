@@ -20,6 +20,7 @@ def test_formats_are_found_by_the_names_of_parsers_elsewhere():
         "deepseek_v3": ["deepseekv3"],
         "deepseek_v31": ["deepseekv31"],
         "openai": ["gpt-oss"],
+        "internlm": ["interns1", "intern-s1"],
     }
     for name, aliases in names.items():
         for alias in (name, *aliases):

@@ -94,7 +94,7 @@ def test_each_token_is_its_own_id(folder: Path, ranks: dict[bytes, int]) -> None
         (b"IQ== 1\n", {}, r"line 1 is b'IQ== 1'; expected are base64 and the rank 0"),
         (b"!! 0\n", {}, "line 1 is b'!! 0'"),
         (b"IQ== 0\n", {}, "255 of 256 bytes are no tokens"),
-        (b"IQ== 0\nIQ== 1\n", {}, "line 2 has the token of an earlier line"),
+        (b"IQ== 0\nIQ== 1\n", {}, "line 2 has the token of an earlier one"),
         (
             b"IQ== 0\n",
             {"tokenizer_class": "QWenTokenizer"},

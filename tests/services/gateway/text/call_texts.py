@@ -71,6 +71,15 @@ def invoke(parameters: str) -> str:
     return f'<invoke name="weather">\n{parameters}</invoke>\n'
 
 
+CITY = '<parameter name="city">Paris</parameter>\n'
+
+
+def atem(calls: str) -> str:
+    """In Muse Glimmer's form."""
+    names = re.sub(r"<(/?)", r"<\1atem:", calls)
+    return f"<atem:function_calls>\n{names}</atem:function_calls>"
+
+
 # Correct outputs.
 GOOD: list[tuple[str, str, list[Told]]] = [
     ("hermes", HERMES_NOW, [NOW]),
@@ -98,6 +107,33 @@ GOOD: list[tuple[str, str, list[Told]]] = [
         + invoke('<parameter name="city">Paris</parameter>\n') * 2
         + "</minimax:tool_call>",
         [PARIS, PARIS],
+    ),
+    (
+        "dots",
+        "I look.\n<dots_function_call>\n"
+        + invoke('<parameter name="city">Paris</parameter>\n')
+        + '<invoke name="now">\n</invoke>\n</dots_function_call>',
+        [("content", "I look."), PARIS, NOW],
+    ),
+    (
+        "muse_glimmer",
+        f" to=weather<|message|>{atem(invoke(CITY))}<|eom|><|start|>assistant to=now.now<|message|>"
+        + atem('<invoke name="now.now">\n</invoke>\n')
+        + "<|eot|>",
+        [PARIS, NOW],
+    ),
+    (
+        "muse_glimmer",
+        " to=user<|message|>Let me see.<|eom|><|start|>assistant to=weather<|message|>"
+        + atem(invoke(CITY)),
+        [("content", "Let me see."), PARIS],
+    ),
+    ("muse_glimmer", "no header", [("content", "no header")]),
+    (
+        "internlm",
+        'I look.<|action_start|><|plugin|>\n{"name": "weather", "parameters": {"city": "Paris"}}\n'
+        '<|action_end|>\n<|action_start|><|plugin|>{"name": "now", "parameters": {}}<|action_end|>',
+        [("content", "I look."), PARIS, NOW],
     ),
     (
         "llama3_json",

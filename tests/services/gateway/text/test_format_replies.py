@@ -32,11 +32,14 @@ TOOLS: Any = [
 FORMATS = (
     "deepseek_v32",
     "deepseek_v4",
+    "dots",
     "gemma4",
     "hy_v3",
     "inkling",
+    "internlm",
     "kimi_k3",
     "minimax_m3",
+    "muse_glimmer",
     "nemotron_json",
     "openai",
 )

@@ -21,6 +21,7 @@ ANSWER, REASONING, UNDECIDED = OutputStart.ANSWER, OutputStart.REASONING, Output
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 CALL = ("call", "now", "{}")
 HM = ("reasoning", "hm")
+ATEM = '<atem:function_calls><atem:invoke name="now"></atem:invoke></atem:function_calls>'
 HI = ("content", "Hi")
 
 TEXTS: list[tuple[str, str, OutputStart, str, list[Told]]] = [
@@ -107,6 +108,25 @@ TEXTS: list[tuple[str, str, OutputStart, str, list[Told]]] = [
         '<|message_model|>now<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
         "<|content_model_end_sampling|>",
         [HM, HI, CALL],
+    ),
+    (
+        "muse_glimmer",
+        "muse_glimmer",
+        UNDECIDED,
+        " to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Hi<|eom|><|start|>"
+        'assistant to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>'
+        "\n</atem:function_calls><|eot|>",
+        [HM, HI, CALL],
+    ),
+    ("", "muse_glimmer", UNDECIDED, "<|message|>Hi<|eot|>", [HI]),
+    ("", "muse_glimmer", REASONING, "hm<|eom|><|start|>assistant to=us", [HM]),
+    ("muse_glimmer", "", UNDECIDED, " to=self<|message|>Hi<|eom|>", [HI]),
+    (
+        "muse_glimmer",
+        "muse_glimmer",
+        UNDECIDED,
+        f" to=user<|message|>{ATEM}<|eom|><|start|>assistant to=self<|message|>{ATEM}<|eom|>",
+        [("content", ATEM), ("reasoning", ATEM)],
     ),
     ("", "inkling", REASONING, "hm<|end_message|><|message_model|><|content_text|>Hi", [HM, HI]),
     ("", "inkling", ANSWER, "Hi<|end_message|><|content_model_end_sampling|>", [HI]),

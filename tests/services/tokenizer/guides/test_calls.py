@@ -103,6 +103,11 @@ TEXTS = {
     "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome'
     '</parameter>\n<parameter name="unit">Celsius</parameter>\n</invoke>\n<invoke name="now">\n'
     "</invoke>\n</minimax:tool_call>",
+    "dots": '<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">Rome'
+    '</parameter>\n<parameter name="unit">Celsius</parameter>\n</invoke>\n<invoke name="now">\n'
+    "</invoke>\n</dots_function_call>",
+    "internlm": f'<|action_start|><|plugin|>\n{{"name": "get_weather", "parameters": {ROME}}}\n'
+    '<|action_end|>\n<|action_start|><|plugin|>\n{"name": "now", "parameters": {}}\n<|action_end|>',
     "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Rome</parameter>\n"
     "<parameter=unit>Celsius</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
     "<function=now>\n</function>\n</seed:tool_call>",

@@ -39,11 +39,19 @@ BLOCK = (
 NOW = '<|message_model|>now<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
 TEXT = "<|content_text|>It < rains.<|end_message|>"
 LAST = "<|content_model_end_sampling|>"
+MUSED = " to=self<|message|>Hm < hm.<|eom|><|start|>assistant"
+SAID = " to=user<|message|>Let me see.<|eom|><|start|>assistant"
+TO_USER = " to=user<|message|>"
+ATEM = (
+    ' to=weather<|message|><atem:function_calls>\n<atem:invoke name="weather">\n'
+    '<atem:parameter name="city">Rome</atem:parameter>\n</atem:invoke>\n</atem:function_calls>'
+)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tokens", "text"])
 def channels(request: pytest.FixtureRequest) -> Vocabulary:
-    markers = KNOWN.tools["openai"].markers | KNOWN.tools["inkling"].markers
+    names = "openai", "inkling", "muse_glimmer"
+    markers = {each for name in names for each in KNOWN.tools[name].markers}
     tokens = sorted(marker for marker in markers if marker.startswith("<|"))
     return vocabulary_with(*(tokens if request.param else ()))
 
@@ -57,6 +65,7 @@ def grammar_of(
 
 
 HARMONY, BLOCKS = ("openai", "openai_gptoss"), ("inkling", "inkling")
+ADDRESSED = ("muse_glimmer", "muse_glimmer")
 TABLE = [
     # formats, wanted, start, texts that are held, texts that are not
     (
@@ -142,6 +151,56 @@ TABLE = [
         [BLOCK.replace("Rome", "Oslo")],
     ),
     (BLOCKS, Wanted(CHOICE, TOOLS), UNDECIDED, ["<|content_text|>yes", BLOCK], [TEXT]),
+    (
+        ADDRESSED,
+        Wanted(CHOICE),
+        UNDECIDED,
+        [f"{TO_USER}yes", f"{MUSED}{TO_USER}no", f"{MUSED * 2}{TO_USER}no"],
+        ["yes", f"{TO_USER}perhaps", f"{SAID}{TO_USER}yes", MUSED, ATEM],
+    ),
+    (ADDRESSED, Wanted(CHOICE), ANSWER, ["yes"], [f"{TO_USER}yes"]),
+    (
+        ADDRESSED,
+        Wanted(tools=TOOLS, choice=REQUIRED),
+        UNDECIDED,
+        [ATEM, f"{MUSED}{ATEM}<|eot|>", f"{ATEM}<|eom|><|start|>assistant{ATEM}<|eom|>"],
+        [
+            f"{TO_USER}yes",
+            ATEM.replace("Rome", "Oslo"),
+            ATEM.replace("to=weather", "to=now"),
+            ATEM.replace('"weather', '"then'),
+            "",
+        ],
+    ),
+    (
+        ADDRESSED,
+        Wanted(tools=TOOLS, choice=ONE),
+        UNDECIDED,
+        [f"{ATEM}<|eom|>"],
+        [f"{ATEM}<|eom|><|start|>assistant{ATEM}", ATEM.replace("weather", "now")],
+    ),
+    (
+        ADDRESSED,
+        Wanted(tools=TOOLS, choice=REQUIRED),
+        ANSWER,
+        [f"<|eom|><|start|>assistant{MUSED}{ATEM}"],
+        [ATEM],
+    ),
+    (
+        ADDRESSED,
+        Wanted(tools=TOOLS),
+        UNDECIDED,
+        [f"{TO_USER}It < rains.", f"{MUSED}{SAID}{ATEM}", f"{SAID}{TO_USER}Hi"],
+        [f"{MUSED}{ATEM.replace('Rome', 'Oslo')}"],
+    ),
+    (
+        ADDRESSED,
+        Wanted(tools=TOOLS),
+        ANSWER,
+        ["It rains.", f"Well.<|eom|><|start|>assistant{ATEM}"],
+        [],
+    ),
+    (ADDRESSED, Wanted(CHOICE, TOOLS), UNDECIDED, [f"{TO_USER}yes", f"{MUSED}{ATEM}"], [TO_USER]),
 ]
 
 

@@ -38,6 +38,10 @@ def settings_of(*flags: str) -> dict[str, Any]:
         ("--dtype half", {"dtype": "float16"}),
         ("--kv_offloading_size 2.5", {"kv_offloading_size": 2.5}),
         ("--kv-cache-dtype bfloat16", {"kv_cache_dtype": "none"}),
+        ("--kv-cache-dtype fp8_ds_mla", {"kv_cache_dtype": "fp8"}),
+        ("--quantization w4a8", {"quantization": "wint4"}),
+        ("--quantization wfp8afp8", {"quantization": "fp8"}),
+        ("--quantization fp8_per_tensor", {"quantization": "fp8"}),
         ("--generation-config vllm", {"generation_config": "none"}),
     ],
 )

@@ -7,31 +7,44 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.kv_codes.latents import entry_size, num_groups
+
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """A token's entry in the KV cache of one layer: ``entry`` is (2, H_kv, D) for keys and values
     of heads, (1, 1, D) for a latent and its key, or has a 0 if the layer keeps nothing. With
     ``codes`` (``kernels.kv_codes``) it holds codes instead of numbers of ``dtype``, and each head's
-    key and value has a scale."""
+    key and value has a scale; of a latent with ``rank`` numbers, groups have scales."""
 
     entry: tuple[int, ...]
     dtype: torch.dtype
     codes: torch.dtype | None = None
+    rank: int | None = None
 
     @property
     def stored(self) -> torch.dtype:
         return self.codes or self.dtype
 
     @property
+    def stored_entry(self) -> tuple[int, ...]:
+        if self.codes is None or self.rank is None:
+            return self.entry
+        return 1, 1, entry_size(self.rank, self.entry[-1] - self.rank, self.dtype)
+
+    @property
+    def scales_shape(self) -> tuple[int, ...]:
+        if self.codes is None:
+            return (0,)
+        return self.entry[:-1] if self.rank is None else (1, 1, num_groups(self.rank))
+
+    @property
     def entry_bytes(self) -> int:
-        return math.prod(self.entry) * self.stored.itemsize
+        return math.prod(self.stored_entry) * self.stored.itemsize
 
     @property
     def scales_bytes(self) -> int:
-        if self.codes is None:
-            return 0
-        return math.prod(self.entry[:-1]) * torch.float32.itemsize
+        return math.prod(self.scales_shape) * torch.float32.itemsize
 
     @property
     def num_bytes(self) -> int:
@@ -41,8 +54,8 @@ class KVLayout:
 class LayerKV(NamedTuple):
     """The KV cache of one layer. Native code lays both tensors out in its own way."""
 
-    entries: Tensor  # [num_blocks + 1, block_size, *KVLayout.entry]
-    scales: Tensor | None = None  # of codes: [num_blocks + 1, block_size, *entry[:-1]] float32
+    entries: Tensor  # [num_blocks + 1, block_size, *KVLayout.stored_entry]
+    scales: Tensor | None = None  # of codes: [num_blocks + 1, block_size, *scales_shape] float32
 
     def clear(self, blocks: Tensor) -> None:
         """Zeroes ``blocks`` [N] int64."""
