@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.cli.serving import serving
-from tests.media.checkpoints import picture, png, publish_ernie, save_checkpoint
+from tests.media.checkpoints import publish_ernie, save_checkpoint
+from tests.media.pictures import picture, png
 from tests.services.worker.checkpoints import change_config
 
 FLAGS = [

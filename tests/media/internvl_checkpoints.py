@@ -12,14 +12,8 @@ import transformers
 from PIL import Image
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-from tests.media.checkpoints import (
-    Clip,
-    Reference,
-    load_reference,
-    make_tokenizer,
-    save,
-    text_config,
-)
+from tests.media.checkpoints import make_tokenizer, save, text_config
+from tests.media.references import Clip, Reference, load_reference
 
 START, END, IMAGE = MEDIA = "<img>", "</img>", "<IMG_CONTEXT>"
 SIDE, PATCH, MERGE = 56, 14, 2

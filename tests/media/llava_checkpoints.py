@@ -9,14 +9,8 @@ from typing import Any
 import torch
 import transformers
 
-from tests.media.checkpoints import (
-    Clip,
-    Reference,
-    load_reference,
-    make_tokenizer,
-    save,
-    text_config,
-)
+from tests.media.checkpoints import make_tokenizer, save, text_config
+from tests.media.references import Clip, Reference, load_reference
 
 MEDIA = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 PATCH = 14

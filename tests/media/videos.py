@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import video_utils
 from transformers.utils.import_utils import is_torchvision_available
 
-from tests.media.checkpoints import picture
+from tests.media.pictures import picture
 
 needs_av = pytest.mark.skipif(
     importlib.util.find_spec("av") is None, reason="the package av encodes the videos"

@@ -14,18 +14,13 @@ import pytest_asyncio
 from PIL import Image
 
 from benchmarks.harness.fleet import Fleet, running_fleet
-from tests.media.checkpoints import (
-    FAMILIES,
-    WITH_STATES,
-    Reference,
-    picture,
-    png,
-    reference,
-    save_checkpoint,
-)
+from tests.media.checkpoints import save_checkpoint
+from tests.media.families import FAMILIES, WITH_STATES
 from tests.media.glm_checkpoints import glm_reference, save_glm
 from tests.media.internvl_checkpoints import save_internvl, tiles_reference
 from tests.media.llava_checkpoints import rows_reference, save_mistral3
+from tests.media.pictures import picture, png
+from tests.media.references import Reference, reference
 from tests.mesh.forks import fork
 
 SETTINGS = {

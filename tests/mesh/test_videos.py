@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.media.checkpoints import Clip, Reference, picture, reference, save_checkpoint
+from tests.media.checkpoints import save_checkpoint
+from tests.media.pictures import picture
+from tests.media.references import Clip, Reference, reference
 from tests.media.videos import decoded, encoded, needs_av, scene
 from tests.mesh.test_images import NUM_TOKENS, Client, client_of, part, serving
 

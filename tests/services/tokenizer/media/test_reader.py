@@ -8,7 +8,9 @@ from services.tokenizer.media.reader import FORMATS, scaled
 from services.tokenizer.media.reader_messages import Targets
 from shared.media.families import read_family
 from shared.media.family import Family
-from tests.media.checkpoints import FAMILIES, Reference, picture
+from tests.media.families import FAMILIES
+from tests.media.pictures import picture
+from tests.media.references import Reference
 from tests.services.tokenizer.media.files import (
     animation,
     file_of,

@@ -33,7 +33,9 @@ from shared.wire.messages import (
     Submit,
     TextOptions,
 )
-from tests.media.checkpoints import MAX_LEN, MEDIA, Reference, picture
+from tests.media.checkpoints import MAX_LEN, MEDIA
+from tests.media.pictures import picture
+from tests.media.references import Reference
 from tests.services.tokenizer.media.conftest import MakeReading
 from tests.services.tokenizer.media.files import file_of, png_of
 from tests.services.tokenizer.one_scheduler import OneScheduler

@@ -15,7 +15,7 @@ from shared.media.families import read_family
 from shared.media.family import PixelLimits
 from shared.media.internvl import Tiles
 from shared.settings.tokenizer import TokenizerConfig
-from tests.media.checkpoints import MAX_LEN, picture, preprocessor
+from tests.media.checkpoints import MAX_LEN, preprocessor
 from tests.media.internvl_checkpoints import (
     IMAGE,
     SIDE,
@@ -23,6 +23,7 @@ from tests.media.internvl_checkpoints import (
     save_internvl,
     tiles_reference,
 )
+from tests.media.pictures import picture
 from tests.services.tokenizer.media.files import file_of, open_file, with_orientation
 from tests.services.tokenizer.media.test_requests import (
     Tokenizer,

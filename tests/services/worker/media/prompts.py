@@ -17,7 +17,8 @@ from shared.media.families import read_family
 from shared.media.family import digest_of, placeholders_of
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, MediumKind, RunKind, SamplingParams, StepPlan
-from tests.media.checkpoints import FAMILIES, Clip, Expected, Reference
+from tests.media.families import FAMILIES
+from tests.media.references import Clip, Expected, Reference
 from tests.services.worker.driver import Driver, Job
 
 NUM_TOKENS = 12

@@ -18,7 +18,8 @@ from services.worker.startup.model_shape import count_parameters
 from services.worker.weights.load import build_model
 from shared.errors import ConfigError
 from shared.media.families import read_family
-from tests.media.checkpoints import Reference, publish_ernie
+from tests.media.checkpoints import publish_ernie
+from tests.media.references import Reference
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media.prompts import (
     GREEDY,

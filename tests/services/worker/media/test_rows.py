@@ -18,13 +18,13 @@ from services.worker.media.tower import Sizes, Tower
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
 from shared.media.families import read_family
-from tests.media.checkpoints import picture
 from tests.media.llava_checkpoints import (
     RowsReference,
     rows_reference,
     save_mistral3,
     save_pixtral,
 )
+from tests.media.pictures import picture
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.backends.native import NativeLM
-from tests.media.checkpoints import Clip, Reference
+from tests.media.references import Clip, Reference
 from tests.media.videos import scene
 from tests.services.worker.driver import model_of
 from tests.services.worker.media.prompts import Chat, chat, texts_of
