@@ -16,6 +16,7 @@ from shared.media.qwen2_5_vl import SquaresInTime
 from shared.media.qwen3_vl import DeepSquares, LabelledSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
+from shared.wire.messages import MediumKind
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
     "Glm46VForConditionalGeneration": RepeatedSquares.read,
@@ -38,6 +39,16 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
 
 class _Vision(msgspec.Struct):
     model_type: str = ""
+WRITTEN: Mapping[str, Mapping[str, MediumKind]] = {
+    "Ernie4_5_VLMoeForConditionalGeneration": {
+        "<|image@placeholder|>": "image",
+        "<|video@placeholder|>": "video",
+    },
+    "QianfanOCRForConditionalGeneration": {"<image>": "image"},
+}
+"""Texts that published templates have in place of placeholders, as a model's own software replaces
+them."""
+
 
 
 class _Config(msgspec.Struct):
@@ -59,6 +70,11 @@ def family_name(folder: Path) -> str | None:
 def read_family(folder: Path) -> Family | None:
     """None for a model without images, and for one whose images are not supported. Raises
     ConfigError."""
+def written_by_templates(folder: Path) -> Mapping[str, MediumKind]:
+    """Texts in place of placeholders."""
+    return WRITTEN.get(family_name(folder) or "", {})
+
+
     name = family_name(folder)
     if name is None or not (folder / PREPROCESSOR_FILE).is_file():
         return None

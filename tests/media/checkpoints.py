@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import ImageFont
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -29,6 +30,7 @@ TEMPLATE = (
 )
 STD = 0.2  # of random weights: large enough for a picture to change the text
 MAX_LEN = 4096
+VIDEO_FILE = "video_preprocessor_config.json"
 
 
 def save_checkpoint(
@@ -44,6 +46,11 @@ def save_checkpoint(
     patch, size = parts.vision["patch_size"], {"shortest_edge": 56 * 56, "longest_edge": 280 * 280}
     images = parts.images(patch_size=patch, size=size)
     save(folder, parts.model, config, tokenizer, images, seed)
+    if parts.videos is not None:
+        (folder / VIDEO_FILE).write_text(json.dumps(parts.videos | {"size": size}))
+        font = ImageFont.load_default(10)
+        assert isinstance(font, ImageFont.FreeTypeFont)
+        (folder / parts.videos["font"]).write_bytes(font.font_bytes)
 
 
 def text_config(tokenizer: Any) -> dict[str, Any]:
@@ -84,7 +91,8 @@ def save(folder: Path, kind: Any, config: Any, tokenizer: Any, images: Any, seed
 
 
 def publish_ernie(folder: Path, copy: Path) -> None:
-    """ERNIE-4.5-VL of ``folder`` with the config and the names of tensors as on the hub."""
+    """ERNIE-4.5-VL of ``folder`` with the config, the template and the names of tensors as on the
+    hub. Images and videos have the same placeholder."""
     shutil.copytree(folder, copy, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     text, vision = config.pop("text_config"), config.pop("vision_config")
@@ -115,6 +123,11 @@ def publish_ernie(folder: Path, copy: Path) -> None:
     del given["temporal_patch_size"]
     given |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
     (copy / "preprocessor_config.json").write_text(json.dumps(given))
+    for name in (VIDEO_FILE, "Roboto-Regular.ttf"):
+        (copy / name).unlink()
+    template = copy / "chat_template.jinja"
+    source = template.read_text().replace(MEDIA[2], "<|image@placeholder|>")
+    template.write_text(source.replace(MEDIA[3], "<|video@placeholder|>"))
     tensors = load_file(folder / "model.safetensors")
     published = {
         name.replace("model.vision_model.", "vision_model."): tensor

@@ -48,8 +48,8 @@ ERNIE_IDS = ("image_start_token_id", "image_end_token_id", *IDS[2:])
 
 
 class Parts(NamedTuple):
-    """The classes of a family in transformers, the config of its tower, more keys of texts, and
-    the names of the ids of ``MEDIA``."""
+    """The classes of a family in transformers, the config of its tower, more keys of texts, the
+    names of the ids of ``MEDIA``, and a file about videos."""
 
     config: Any
     model: Any
@@ -57,6 +57,7 @@ class Parts(NamedTuple):
     vision: dict[str, Any]
     text: dict[str, Any] = AXES
     ids: tuple[str, ...] = IDS
+    videos: dict[str, Any] | None = None
 
 
 FAMILIES = {
@@ -95,6 +96,7 @@ FAMILIES = {
         VISION | {"depth": 3, "num_heads": 2},
         OF_MODALITY,
         ERNIE_IDS,
+        {"temporal_patch_size": 2, "min_frames": 4, "fps": None, "font": "Roboto-Regular.ttf"},
     ),
 }
 WITH_STATES = {

@@ -82,7 +82,7 @@ class Reference:
         config = self.model.config
         of_videos = 2 * (ids == config.video_token_id).int()
         kinds = {"mm_token_type_ids": (ids == config.image_token_id).int() + of_videos}
-        if isinstance(config, transformers.Ernie4_5_VLMoeConfig):
+        if self._is_ernie:
             of_images = [getattr(config, name) for name in ERNIE_IDS]
             kinds["moe_mm_token_type_ids"] = torch.isin(ids, torch.tensor(of_images)).int()
         return (
@@ -92,6 +92,15 @@ class Reference:
         )
 
     def _of_clips(self, clips: Sequence["Clip"]) -> dict[str, torch.Tensor]:
+        if self._is_ernie:  # its frames have patches as images have them
+            given = [self.images(images=[*clip.frames], return_tensors="pt") for clip in clips]
+            grids = [each["image_grid_thw"] for each in given]
+            return {
+                "pixel_values_videos": torch.cat([each["pixel_values"] for each in given]),
+                "video_grid_thw": torch.tensor(
+                    [[len(grid), *grid[0, 1:].tolist()] for grid in grids]
+                ),
+            }
         from tests.media.videos import processor_of
 
         merge, found = self.images.merge_size, []
@@ -105,6 +114,10 @@ class Reference:
             "pixel_values_videos": torch.cat([patches[0] for patches, *_ in found]),
             "video_grid_thw": torch.tensor([grid for _, *grid in found]),
         } | ({} if clips[0].labels else {"second_per_grid_ts": _seconds(clips)})
+
+    @property
+    def _is_ernie(self) -> bool:
+        return isinstance(self.model.config, transformers.Ernie4_5_VLMoeConfig)
 
     @property
     def _shades(self) -> tuple[list[float], list[float]]:
@@ -130,10 +143,10 @@ def _with_clips(prompt: str, clips: Sequence[Clip], grids: Any) -> str:
     first, *pieces = prompt.split(MEDIA[3])
     assert len(pieces) == len(clips)
     text = first
-    for clip, (times, *sides), piece in zip(clips, grids, pieces, strict=True):
+    for clip, (_, *sides), piece in zip(clips, grids, pieces, strict=True):
         num = int(np.prod(sides)) // 4
         groups = [f"{each}{MEDIA[0]}{MEDIA[3] * num}{MEDIA[1]}" for each in clip.labels]
-        text += "".join(groups or [MEDIA[3] * num * int(times)]) + piece
+        text += "".join(groups or [MEDIA[3] * num * (len(clip.frames) // 2)]) + piece
     return text
 
 

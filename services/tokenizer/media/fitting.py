@@ -104,7 +104,13 @@ class VideoFitting(Fitting):
         self.num_items = num = len(self._times)
         self.num_bytes = prod(upright.size) * 3 * num
         self._write(videos.labels(film, frames), self._family.ids(upright.size))
-        return Targets(_width_and_height(upright), _width_and_height(turned), None, frames.tolist())
+        return Targets(
+            _width_and_height(upright),
+            _width_and_height(turned),
+            frames=frames.tolist(),
+            stamps=[*videos.stamps(film, frames)],
+            font=videos.font,
+        )
 
     def medium(self, pixels: Pixels | None, salt: str) -> ReadMedium:
         size, groups = self._size, [NO_PIXELS] * self.num_items

@@ -17,6 +17,7 @@ from PIL.Image import Transpose
 
 from services.tokenizer.media.films import Unwatchable, VideoFile
 from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
+from services.tokenizer.media.stamps import draw
 from shared.media.family import WITH_ARTICLE
 from shared.media.frame_list import MAX_FRAMES, unpack
 from shared.process import child
@@ -109,10 +110,11 @@ def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
     assert targets.frames is not None
     target, place = targets.upright, 0
     turns = set()
-    for image, is_turned in film.frames(targets.frames):
+    for number, (image, is_turned) in enumerate(film.frames(targets.frames)):
         turns.add(is_turned)
         if len(turns) > 1:
             raise Unwatchable("is a video whose frames differ in orientation")
+        draw(image, targets, number)
         target = targets.turned if is_turned else targets.upright
         place = _put(fd, image.resize(target, Image.Resampling.BICUBIC), place)
     return Answer(*target, num_frames=len(targets.frames))
@@ -142,7 +144,7 @@ def _frames(fd: int, files: list[bytes], max_pixels: int) -> Answer:
     place = 0
     for number, file in enumerate(files):
         with Image.open(io.BytesIO(file), formats=FORMATS) as image:
-            pixels = scaled(image, targets)
+            pixels = scaled(image, targets, number)
         if number == 0:
             size = pixels.size
         if pixels.size != size:
@@ -168,9 +170,11 @@ def _put(fd: int, image: Image.Image, place: int) -> int:
     return place + len(data)
 
 
-def scaled(image: Image.Image, targets: Targets) -> Image.Image:
-    """The upright image, scaled by the same code as in transformers' processors for Pillow."""
+def scaled(image: Image.Image, targets: Targets, number: int = 0) -> Image.Image:
+    """The upright image, scaled by the same code as in transformers' processors for Pillow; or the
+    frame of that ``number``, with its stamp."""
     image, is_turned = upright(image)
+    draw(image, targets, number)
     target = targets.turned if is_turned else targets.upright
     image = image.resize(target, Image.Resampling.BICUBIC)
     if targets.crop is None:

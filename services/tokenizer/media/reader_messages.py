@@ -26,13 +26,16 @@ class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
     quarter. Then the middle of the size ``crop`` is cut out, or the image is cut into tiles of the
     size ``tile``, row by row; the whole image in that size follows several. Of a video these
-    ``frames`` are wanted, numbers in ascending order."""
+    ``frames`` are wanted, numbers in ascending order. If there are ``stamps``, each of them is
+    drawn on a frame in the file ``font`` first."""
 
     upright: tuple[int, int]
     turned: tuple[int, int]
     crop: tuple[int, int] | None = None
     frames: list[int] | None = None
     tile: tuple[int, int] | None = None
+    stamps: list[str] = []
+    font: str = ""
 
     @property
     def made(self) -> list[tuple[int, int, int]]:

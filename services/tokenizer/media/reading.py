@@ -1,6 +1,7 @@
 """Reads the media of prompts: files become pixels of the model's size."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from services.tokenizer.media.readers import ChooseTargets, Pixels, Readers, Unr
 from services.tokenizer.media_reader import MediaReader, PromptMedia
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError, InvalidRequest
-from shared.media.families import read_family
+from shared.media.families import read_family, written_by_templates
 from shared.media.family import (
     Family,
     PixelLimits,
@@ -32,6 +33,8 @@ from shared.media.family import (
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import MAX_MEDIA, Convert, Medium, MediumKind, Submit
+
+log = logging.getLogger(__name__)
 
 MAX_PROMPT_BYTES = 128 << 20  # of pixels: a peer counts as lost in the time of twice as many
 MAX_WAITING_BYTES = 4 * MAX_PROMPT_BYTES  # of pixels of all prompts. Chosen
@@ -252,14 +255,19 @@ def media_for(text: TextModel, folder: Path, config: TokenizerConfig) -> MediaRe
         if placeholder not in added:
             raise ConfigError(f"model: its tokenizer has no added token {placeholder} of {kind}s")
         texts[kind] = added[placeholder]
+    for written, kind in written_by_templates(folder).items():
+        text.templates.replace(written, texts[kind])
     kwargs = msgspec.json.encode(config.mm_processor_kwargs).decode()
-    limits, options = limits_of(family), options_of(family)
+    limits, options, videos = limits_of(family), options_of(family), family.videos
+    # Workers have memory for images, and for frames of their size.
+    most = 0 if videos is None else family.limits.max_pixels // videos.num_in_tower
     try:
         for kind, each in limits.items():
-            most = family.limits.max_pixels  # workers have memory for it, in frames too
             limits[kind] = with_kwargs(each, kwargs, options, most if kind == "video" else 0)
     except ValueError as error:
         raise ConfigError(f"mm-processor-kwargs: {error}") from None
+    if videos is not None and videos.font and not Path(videos.font).is_file():
+        log.warning("videos: %s is missing; Pillow's font is on the frames", videos.font)
     return MediaReading(
         family,
         texts,

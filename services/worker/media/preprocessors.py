@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -56,7 +57,8 @@ class Preprocessor(msgspec.Struct):
 
     @abstractmethod
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        """pixels [frames, height, width, 3] uint8 → what ``get_image_features`` takes, by name."""
+        """pixels [frames, height, width, 3] uint8 → what ``get_image_features`` takes, by name; or
+        what ``get_video_features`` takes, with a ``video_grid_thw``."""
 
     def problems(self, vision: Mapping[str, object]) -> list[str]:
         """Why the file is not supported, with a tower of the config ``vision``."""
@@ -99,11 +101,19 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
 
 
 class Ernie4_5_VL(Qwen2_5_VL):  # noqa: N801, its name
-    """The image once: the resampler repeats it."""
+    """The image once: the resampler repeats it. Frames of a video have patches of their own."""
 
     names = ("vision_tower.", "resampler_model.")
     sizes = Preprocessor.sizes
     temporal_patch_size: Literal[1] = 1
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        if len(pixels) == 1:
+            return super().inputs(pixels, values)
+        of_frame = partial(super().inputs, values=values)
+        patches, grids = zip(*(of_frame(frame).values() for frame in pixels[:, None]), strict=True)
+        grid = grids[0] * [len(pixels), 1, 1]
+        return {"pixel_values_videos": np.concatenate(patches), "video_grid_thw": grid}
 
 
 class Pixtral(Preprocessor):

@@ -100,10 +100,12 @@ def _groups(oracle: Reference, part: Image.Image | Clip) -> list[tuple[Sequence[
     """Frames of an item, and their time."""
     if isinstance(part, Image.Image):
         return [(oracle.frames(part), 0)]
-    speed = getattr(oracle.model.config.vision_config, "tokens_per_second", 0)
-    frames = part.frames
+    config, frames = oracle.model.config, part.frames
+    interval = getattr(config.vision_config, "tokens_per_second", 0) * part.seconds
+    if config.model_type == "ernie4_5_vl_moe":
+        interval = 1
     return [
-        (frames[start : start + 2], int(start // 2 * speed * part.seconds))
+        (frames[start : start + 2], int(start // 2 * interval))
         for start in range(0, len(frames), 2)
     ]
 
