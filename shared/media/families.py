@@ -9,6 +9,7 @@ from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.media.glm4v import RepeatedSquares
 from shared.media.internvl import Tiles
+from shared.media.lighton_ocr import UnbrokenRows
 from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.pixtral import RowsOfPatches
@@ -24,6 +25,7 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,
     "GlmOcrForConditionalGeneration": RepeatedSquares.read,
     "InternVLForConditionalGeneration": Tiles.read,
+    "LightOnOcrForConditionalGeneration": UnbrokenRows.read,
     "LlavaForConditionalGeneration/clip_vision_model": CroppedSquare.read,
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,

@@ -140,6 +140,10 @@ class Pixtral(Preprocessor):
         return {"pixel_values": images, "image_sizes": np.array([pixels.shape[1:3]] * num)}
 
 
+class LightOnOcr(Pixtral):
+    names = ("vision_encoder.", "vision_projection.")
+
+
 class PaddleOCRVL(Preprocessor):
     """Patches row by row."""
 
@@ -186,6 +190,7 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Glm4vMoeForConditionalGeneration": Qwen2_5_VL,
     "GlmOcrForConditionalGeneration": Qwen2_5_VL,
     "InternVLForConditionalGeneration": InternVL,
+    "LightOnOcrForConditionalGeneration": LightOnOcr,
     "LlavaForConditionalGeneration/clip_vision_model": Clip,
     "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,

@@ -45,6 +45,7 @@ MODELS = {
     "Lfm2MoeForCausalLM": "services.worker.hybrids.lfm2_moe",
     "Lfm2VlForConditionalGeneration": "services.worker.hybrids.lfm2",
     "LlamaForCausalLM": "services.worker.models.llama",
+    "LightOnOcrForConditionalGeneration": "services.worker.media.lighton_ocr",
     "LlavaForConditionalGeneration": "services.worker.media.llava",
     "MiMoForCausalLM": "services.worker.models.mimo",
     "MiniCPMV4_6ForConditionalGeneration": "services.worker.hybrids.qwen3_5",

@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
 IMAGES = (  # and sounds
     *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
-    *("vision_model.", "resampler_model.", "mm_projector."),
-    *("merger.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
+    *("vision_model.", "resampler_model.", "mm_projector.", "vision_encoder.", "merger.", "mlp1."),
+    *("vision_projection.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
 )
 
 
