@@ -16,8 +16,8 @@ from shared.media.pixtral import RowsOfPatches
 from shared.media.qwen2_5_vl import SquaresInTime
 from shared.media.qwen3_vl import DeepSquares, LabelledSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
-
 from shared.wire.messages import MediumKind
+
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
     "Glm46VForConditionalGeneration": RepeatedSquares.read,
@@ -30,6 +30,7 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,
     "PaddleOCRVLForConditionalGeneration": RaisedSquares.read,
+    "QianfanOCRForConditionalGeneration": Tiles.read,
     "Qwen2_5_VLForConditionalGeneration": SquaresInTime.read,
     "Qwen3VLForConditionalGeneration": DeepSquares.read,
     "Qwen3VLMoeForConditionalGeneration": DeepSquares.read,
@@ -38,9 +39,6 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
 
-
-class _Vision(msgspec.Struct):
-    model_type: str = ""
 WRITTEN: Mapping[str, Mapping[str, MediumKind]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": {
         "<|image@placeholder|>": "image",
@@ -51,6 +49,9 @@ WRITTEN: Mapping[str, Mapping[str, MediumKind]] = {
 """Texts that published templates have in place of placeholders, as a model's own software replaces
 them."""
 
+
+class _Vision(msgspec.Struct):
+    model_type: str = ""
 
 
 class _Config(msgspec.Struct):
@@ -69,14 +70,14 @@ def family_name(folder: Path) -> str | None:
     return next((name for name in names if name in FAMILIES), None)
 
 
-def read_family(folder: Path) -> Family | None:
-    """None for a model without images, and for one whose images are not supported. Raises
-    ConfigError."""
 def written_by_templates(folder: Path) -> Mapping[str, MediumKind]:
     """Texts in place of placeholders."""
     return WRITTEN.get(family_name(folder) or "", {})
 
 
+def read_family(folder: Path) -> Family | None:
+    """None for a model without images, and for one whose images are not supported. Raises
+    ConfigError."""
     name = family_name(folder)
     if name is None or not (folder / PREPROCESSOR_FILE).is_file():
         return None

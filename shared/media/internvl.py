@@ -1,4 +1,4 @@
-"""Images of InternVL 3 and 3.5 (arXiv 2504.10479): tiles of one size. Pure."""
+"""Images of InternVL 3 and 3.5 (arXiv 2504.10479) and Qianfan-OCR: tiles of one size. Pure."""
 
 from collections.abc import Sequence
 from functools import cache

@@ -17,8 +17,8 @@ from benchmarks.harness.fleet import Fleet, running_fleet
 from tests.media.checkpoints import save_checkpoint
 from tests.media.families import FAMILIES, WITH_STATES
 from tests.media.glm_checkpoints import glm_reference, save_glm
-from tests.media.internvl_checkpoints import save_internvl, tiles_reference
-from tests.media.llava_checkpoints import rows_reference, save_mistral3
+from tests.media.internvl_checkpoints import save_internvl, save_qianfan, tiles_reference
+from tests.media.llava_checkpoints import rows_reference, save_lighton, save_mistral3
 from tests.media.pictures import picture, png
 from tests.media.references import Reference, reference
 from tests.mesh.forks import fork
@@ -29,17 +29,18 @@ SETTINGS = {
     "SERVED_MODEL_NAME": "qwen",
     "DRAIN_TIMEOUT_S": "10",
 }
-MISTRAL3, INTERNVL, GLM = "mistral3", "internvl", "glm_ocr"
-SLOW = ("qwen3-vl", "paddleocr-vl", "qwen3.5-moe", MISTRAL3, INTERNVL, GLM)
+OTHERS = {
+    "glm_ocr": (save_glm, glm_reference),
+    "internvl": (save_internvl, tiles_reference),
+    "lighton_ocr": (save_lighton, rows_reference),
+    "mistral3": (save_mistral3, rows_reference),
+    "qianfan_ocr": (save_qianfan, tiles_reference),
+}
+SLOW = ("qwen3-vl", "paddleocr-vl", "qwen3.5-moe", *OTHERS)
 SERVED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in (*FAMILIES, *WITH_STATES, MISTRAL3, INTERNVL, GLM)
+    for name in (*FAMILIES, *WITH_STATES, *OTHERS)
 ]  # its texts with experts have all that it has
-OTHERS = {
-    MISTRAL3: (save_mistral3, rows_reference),
-    INTERNVL: (save_internvl, tiles_reference),
-    GLM: (save_glm, glm_reference),
-}
 QUESTION = "Describe the picture."
 NUM_TOKENS = 24
 

@@ -195,6 +195,7 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,
     "PaddleOCRVLForConditionalGeneration": PaddleOCRVL,
+    "QianfanOCRForConditionalGeneration": InternVL,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
     "Qwen3VLForConditionalGeneration": Qwen2_5_VL,
     "Qwen3VLMoeForConditionalGeneration": Qwen2_5_VL,

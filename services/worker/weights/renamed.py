@@ -42,6 +42,5 @@ def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` by our names, if its family has others."""
     for name in config.architectures:
         if module := VIEWS.get(name):
-            text = TextPart(checkpoint)
-            return cast(Checkpoint, import_module(module).view(text, config))
+            return cast(Checkpoint, import_module(module).view(TextPart(checkpoint), config))
     return TextPart(checkpoint)
