@@ -9,6 +9,7 @@ from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.media.glm4v import RepeatedSquares
 from shared.media.internvl import Tiles
+from shared.media.lfm2_vl import TilesAndView
 from shared.media.lighton_ocr import UnbrokenRows
 from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
@@ -25,6 +26,7 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,
     "GlmOcrForConditionalGeneration": RepeatedSquares.read,
     "InternVLForConditionalGeneration": Tiles.read,
+    "Lfm2VlForConditionalGeneration": TilesAndView.read,
     "LightOnOcrForConditionalGeneration": UnbrokenRows.read,
     "LlavaForConditionalGeneration/clip_vision_model": CroppedSquare.read,
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,

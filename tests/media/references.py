@@ -48,6 +48,10 @@ class Reference:
         """Of a picture that is not resized."""
         return [picture]
 
+    def items(self, picture: Image.Image) -> list[list[Image.Image]]:
+        """The frames of each item."""
+        return [self.frames(picture)]
+
     def expect(
         self,
         messages: list[dict[str, object]],

@@ -25,7 +25,12 @@ needs_av = pytest.mark.skipif(
 
 
 def processor_of(name: str) -> Any:
-    """The module of a video processor. Its pure functions need no torchvision, only its import."""
+    """The module of a video processor."""
+    return without_torchvision(f"transformers.models.{name}.video_processing_{name}")
+
+
+def without_torchvision(module: str) -> Any:
+    """A module of transformers whose pure functions need no torchvision, only its import."""
     assert not is_torchvision_available()
     modules: dict[str, Any] = {}
     for part in ("torchvision", "transforms", "v2", "functional"):
@@ -39,7 +44,7 @@ def processor_of(name: str) -> Any:
     modules["torchvision.transforms.functional"] = functional
     sys.modules.update(modules)
     try:
-        return import_module(f"transformers.models.{name}.video_processing_{name}")
+        return import_module(module)
     finally:
         for each in modules:
             del sys.modules[each]

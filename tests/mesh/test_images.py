@@ -3,6 +3,7 @@ in a crowd, with prefix hits and after kills."""
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.media.checkpoints import save_checkpoint
 from tests.media.families import FAMILIES, WITH_STATES
 from tests.media.glm_checkpoints import glm_reference, save_glm
 from tests.media.internvl_checkpoints import save_internvl, save_qianfan, tiles_reference
+from tests.media.lfm_checkpoints import parts_reference, save_lfm2
 from tests.media.llava_checkpoints import rows_reference, save_lighton, save_mistral3
 from tests.media.pictures import picture, png
 from tests.media.references import Reference, reference
@@ -32,6 +34,7 @@ SETTINGS = {
 OTHERS = {
     "glm_ocr": (save_glm, glm_reference),
     "internvl": (save_internvl, tiles_reference),
+    "lfm2_vl": (save_lfm2, parts_reference),
     "lighton_ocr": (save_lighton, rows_reference),
     "mistral3": (save_mistral3, rows_reference),
     "qianfan_ocr": (save_qianfan, tiles_reference),
@@ -60,9 +63,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def transformers(folder: Path) -> Reference:
-    found = reference(folder)
-    kind = found.model.config.model_type
-    return OTHERS[kind][1](folder) if kind in OTHERS else found
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    return OTHERS[kind][1](folder) if kind in OTHERS else reference(folder)
 
 
 @asynccontextmanager

@@ -13,6 +13,7 @@ import msgspec
 from services.tokenizer.media.fitting import Fitting, ImageFitting, VideoFitting
 from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.metrics import CACHE_HITS, CACHE_MISSES, READ_SECONDS
+from services.tokenizer.media.part_fitting import PartFitting
 from services.tokenizer.media.pixel_cache import PixelCache, key_of
 from services.tokenizer.media.pixel_memory import Hold, PixelMemory
 from services.tokenizer.media.placeholders import NoImages, Placeholder, ReadMedia, ReadMedium
@@ -30,6 +31,7 @@ from shared.media.family import (
     options_of,
     placeholders_of,
 )
+from shared.media.lfm2_vl import TilesAndView
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import MAX_MEDIA, Convert, Medium, MediumKind, Submit
@@ -182,6 +184,8 @@ class MediaReading(MediaReader):
 
     def _fitting(self, wanted: _Wanted) -> Fitting:
         if isinstance(wanted.limits, PixelLimits):
+            if isinstance(self._family, TilesAndView):
+                return PartFitting(self._family, wanted.limits, self._encode)
             return ImageFitting(self._family, wanted.limits)
         assert self._family.videos is not None
         return VideoFitting(self._family, self._family.videos, wanted.limits, self._encode)

@@ -183,6 +183,29 @@ class InternVL(Frames):
         return msgspec.structs.replace(found, patch_size=config.patch, merge_size=config.merge)
 
 
+class Lfm2Vl(Preprocessor):
+    """Patches row by row, with the channels of a pixel side by side."""
+
+    names = ("vision_tower.", "multi_modal_projector.")
+    num_masks = 1
+    sizes: ClassVar[dict[str, str]] = {"patch_size": "patch_size"}
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    patch_size: int = msgspec.field(default=16, name="encoder_patch_size")
+    merge_size: int = msgspec.field(default=2, name="downsample_factor")
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        patch = self.patch_size
+        rows, columns = (side // patch for side in pixels.shape[1:3])
+        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
+        patches = split.transpose(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+        return {
+            "pixel_values": patches,
+            "pixel_attention_mask": np.ones(patches.shape[:2], np.int32),
+            "spatial_shapes": np.array([[rows, columns]]),
+        }
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
     "Glm46VForConditionalGeneration": Qwen2_5_VL,
@@ -190,6 +213,7 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Glm4vMoeForConditionalGeneration": Qwen2_5_VL,
     "GlmOcrForConditionalGeneration": Qwen2_5_VL,
     "InternVLForConditionalGeneration": InternVL,
+    "Lfm2VlForConditionalGeneration": Lfm2Vl,
     "LightOnOcrForConditionalGeneration": LightOnOcr,
     "LlavaForConditionalGeneration/clip_vision_model": Clip,
     "LlavaForConditionalGeneration/pixtral": Pixtral,

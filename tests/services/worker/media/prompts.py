@@ -99,7 +99,7 @@ def _kind(part: Image.Image | Clip) -> MediumKind:
 def _groups(oracle: Reference, part: Image.Image | Clip) -> list[tuple[Sequence[Image.Image], int]]:
     """Frames of an item, and their time."""
     if isinstance(part, Image.Image):
-        return [(oracle.frames(part), 0)]
+        return [(frames, 0) for frames in oracle.items(part)]
     config, frames = oracle.model.config, part.frames
     interval = getattr(config.vision_config, "tokens_per_second", 0) * part.seconds
     if config.model_type == "ernie4_5_vl_moe":
@@ -158,8 +158,9 @@ class MediaDriver(Driver):
         return found
 
     def _tables(self, num: int) -> list[list[list[int]]]:
-        length = -(-self.engine.capacity.max_model_len // self.engine.capacity.block_size)
-        return np.arange(num * length).reshape(num, 1, length).tolist()
+        capacity = self.engine.capacity
+        shape = num, len(capacity.groups), -(-capacity.max_model_len // capacity.block_size)
+        return np.arange(np.prod(shape)).reshape(shape).tolist()
 
     def _admit(self, slot: int, job: Job, tables: list[list[int]]) -> Admit:
         row = super()._admit(slot, job, tables)
