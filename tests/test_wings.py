@@ -131,7 +131,7 @@ WINGS = {
     "hybrids": Wing(
         (f"{WORKER}/hybrids",),
         (
-            f"tests/{WORKER}/media/test_with_states.py",
+            *(f"tests/{WORKER}/media/test_{name}.py" for name in ("parts_of_lfm2", "with_states")),
             *(
                 f"tests/{WORKER}/test_{name}.py"
                 for name in (

@@ -129,14 +129,14 @@ class TextModel:
         self._max_token_chars = max(map(len, vocabulary))
         self._special_tokens = read_special_tokens(folder, config)
         sources = read_templates(folder, config, settings.template)
-        self._templates = ChatTemplates(sources, settings.trusts_requests)
+        self.templates = ChatTemplates(sources, settings.trusts_requests)
         self._template_kwargs = check_defaults(settings.template_kwargs, self._special_tokens)
-        self.description = _description(config, self._templates.source)
+        self.description = _description(config, self.templates.source)
         is_set, by_token = settings.template is not None, settings.classifies_by_token
         self._pair_template = FIND_PAIR_TEMPLATE[0](sources, is_set, by_token)
         self.added_ids = {each.content: i for i, each in added.items() if i < vocab_size}
         self.tools, self.reasoning = find_formats(
-            settings.tool_parser, settings.reasoning_parser, self._templates.source, self.added_ids
+            settings.tool_parser, settings.reasoning_parser, self.templates.source, self.added_ids
         )
         special_ids = [token_id for token_id, each in added.items() if each.special]
         self._prompt_end = PromptEnd(self.reasoning, self.added_ids, special_ids, self.decode_many)
@@ -177,7 +177,7 @@ class TextModel:
         max_chars = self.max_model_len * self._max_token_chars
         try:
             return render_prompt(
-                self._templates,
+                self.templates,
                 self._special_tokens,
                 messages,
                 options,

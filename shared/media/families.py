@@ -9,12 +9,15 @@ from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.media.glm4v import RepeatedSquares
 from shared.media.internvl import Tiles
+from shared.media.lfm2_vl import TilesAndView
+from shared.media.lighton_ocr import UnbrokenRows
 from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.pixtral import RowsOfPatches
 from shared.media.qwen2_5_vl import SquaresInTime
 from shared.media.qwen3_vl import DeepSquares, LabelledSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.wire.messages import MediumKind
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
@@ -23,10 +26,13 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,
     "GlmOcrForConditionalGeneration": RepeatedSquares.read,
     "InternVLForConditionalGeneration": Tiles.read,
+    "Lfm2VlForConditionalGeneration": TilesAndView.read,
+    "LightOnOcrForConditionalGeneration": UnbrokenRows.read,
     "LlavaForConditionalGeneration/clip_vision_model": CroppedSquare.read,
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,
     "PaddleOCRVLForConditionalGeneration": RaisedSquares.read,
+    "QianfanOCRForConditionalGeneration": Tiles.read,
     "Qwen2_5_VLForConditionalGeneration": SquaresInTime.read,
     "Qwen3VLForConditionalGeneration": DeepSquares.read,
     "Qwen3VLMoeForConditionalGeneration": DeepSquares.read,
@@ -34,6 +40,16 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Qwen3_5MoeForConditionalGeneration": LabelledSquares.read,
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
+
+WRITTEN: Mapping[str, Mapping[str, MediumKind]] = {
+    "Ernie4_5_VLMoeForConditionalGeneration": {
+        "<|image@placeholder|>": "image",
+        "<|video@placeholder|>": "video",
+    },
+    "QianfanOCRForConditionalGeneration": {"<image>": "image"},
+}
+"""Texts that published templates have in place of placeholders, as a model's own software replaces
+them."""
 
 
 class _Vision(msgspec.Struct):
@@ -54,6 +70,11 @@ def family_name(folder: Path) -> str | None:
     """None for a model without images, and for one of an unknown family."""
     names = decode_json(find_file(folder, CONFIG_FILE), _Config).names
     return next((name for name in names if name in FAMILIES), None)
+
+
+def written_by_templates(folder: Path) -> Mapping[str, MediumKind]:
+    """Texts in place of placeholders."""
+    return WRITTEN.get(family_name(folder) or "", {})
 
 
 def read_family(folder: Path) -> Family | None:

@@ -61,7 +61,9 @@ class Film(NamedTuple):
 class Videos(Protocol):
     """The videos of a family. ``group`` frames at a time are an item of a prompt, and
     ``placeholder`` is the id of each of its features; other ids are ``around`` these. ``options``
-    are the names that settings and requests may give. No frame has more than ``most_pixels``."""
+    are the names that settings and requests may give. No frame has more than ``most_pixels``, and
+    ``num_in_tower`` frames of a group have patches of their own there. Stamps are drawn in the
+    file ``font``, if it exists."""
 
     placeholder: int
     limits: VideoLimits
@@ -69,6 +71,8 @@ class Videos(Protocol):
     group: int
     around: tuple[tuple[int, ...], tuple[int, ...]]
     most_pixels: int
+    num_in_tower: int
+    font: str
 
     def frames(self, film: Film, limits: VideoLimits) -> np.ndarray:
         """The numbers [n] int64 of the frames to decode. Raises ValueError."""
@@ -83,6 +87,9 @@ class Videos(Protocol):
 
     def labels(self, film: Film, frames: np.ndarray) -> Sequence[str]:
         """The text before each group."""
+
+    def stamps(self, film: Film, frames: np.ndarray) -> Sequence[str]:
+        """The text that is drawn on each frame; none for frames that stay as they are."""
 
 
 class Family(Protocol):

@@ -1,4 +1,4 @@
-"""Images of InternVL 3 and 3.5 (arXiv 2504.10479): tiles of one size. Pure."""
+"""Images of InternVL 3 and 3.5 (arXiv 2504.10479) and Qianfan-OCR: tiles of one size. Pure."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -114,7 +114,7 @@ class Tiles:
         side, most = self._side, self._most
         if limits.max_pixels < self.limits.max_pixels:
             most = max(1, limits.max_pixels // (side * side) - 1)
-        columns, rows = _grid(width, height, side, min(self._fewest, most), most)
+        columns, rows = choose_grid(width, height, side, min(self._fewest, most), most)
         num = _num_frames(columns * rows)
         scaled = columns * side, rows * side
         return Fit((num, side, side), self._tokens_of(num), scaled, is_tiled=True)
@@ -173,7 +173,7 @@ def _area(grid: tuple[int, int]) -> int:
     return grid[0] * grid[1]
 
 
-def _grid(width: int, height: int, side: int, fewest: int, most: int) -> tuple[int, int]:
+def choose_grid(width: int, height: int, side: int, fewest: int, most: int) -> tuple[int, int]:
     """The columns and rows with the ratio nearest to the image's; of equals the last one with less
     than twice the image's pixels."""
     best, best_distance = (1, 1), float("inf")

@@ -23,7 +23,7 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
-MISTRAL3 = "mistral3"
+MERGING = "mistral3", "lighton_ocr"
 
 
 class _Size(msgspec.Struct, frozen=True):
@@ -32,11 +32,23 @@ class _Size(msgspec.Struct, frozen=True):
     longest_edge: int | None = None
 
 
-class _Preprocessor(msgspec.Struct):
+class Preprocessor(msgspec.Struct):
+    """preprocessor_config.json"""
+
     size: _Size = _Size(1024)
     do_resize: bool = True
     do_center_crop: bool = False
     resample: int = BICUBIC
+    patch_size: int | dict[str, int] = 16
+
+    @property
+    def side(self) -> int:
+        """Of a patch; 0 if it is no square."""
+        size = self.patch_size
+        if isinstance(size, int):
+            return size
+        height, width = size.get("height", 0), size.get("width", 0)
+        return height if height == width else 0
 
     def problem(self) -> str:
         if not self.do_resize or self.do_center_crop:
@@ -51,7 +63,7 @@ class _Vision(msgspec.Struct):
 
 
 class Config(Placeholder, kw_only=True):
-    """config.json of Mistral 3, which merges patches, or of LLaVA."""
+    """config.json of Mistral 3 and LightOnOCR, which merge patches, or of LLaVA."""
 
     vision_config: _Vision
     model_type: str
@@ -60,11 +72,11 @@ class Config(Placeholder, kw_only=True):
 
     @property
     def merge(self) -> int:
-        return self.spatial_merge_size if self.model_type == MISTRAL3 else 1
+        return self.spatial_merge_size if self.model_type in MERGING else 1
 
     def problem(self) -> str:
         strategy = self.vision_feature_select_strategy
-        if self.model_type == MISTRAL3 or strategy == "full":
+        if self.model_type in MERGING or strategy == "full":
             return ""
         return f"vision_feature_select_strategy {strategy!r} is not for Pixtral; only 'full' is"
 
@@ -96,7 +108,8 @@ class RowsOfPatches:
             )
         ratio = max(1.0, height / longest, width / longest)
         rows, columns = (math.ceil(math.floor(each / ratio) / side) for each in (height, width))
-        return Fit((1, rows * side, columns * side), rows * (columns + 1))
+        size = 1, rows * side, columns * side
+        return Fit(size, self.num_tokens(size))
 
     def num_tokens(self, size: Size) -> int:
         rows, columns = squares_of(size, self._side)
@@ -119,11 +132,14 @@ class RowsOfPatches:
         if problem := config.problem():
             raise ConfigError(f"model: {folder / CONFIG_FILE}: {problem}")
         path = folder / PREPROCESSOR_FILE
-        given = decode_json(path, _Preprocessor)
+        given = decode_json(path, Preprocessor)
         if problem := given.problem():
             raise ConfigError(f"model: {path}: {problem}")
+        assert given.size.longest_edge is not None
+        return cls.make(folder, config, given, given.size.longest_edge)
+
+    @classmethod
+    def make(cls, folder: Path, config: Config, given: Preprocessor, longest: int) -> Self:
+        """Raises ConfigError."""
         ids = config.find(folder), *added_ids(folder, BREAK, END)
-        side = config.vision_config.patch_size * config.merge
-        longest = given.size.longest_edge
-        assert longest is not None
-        return cls(ids, side, longest)
+        return cls(ids, config.vision_config.patch_size * config.merge, longest)

@@ -20,7 +20,7 @@ from shared.media.family import (
     check_ratio,
     squares_of,
 )
-from shared.media.video import PairsOfFrames
+from shared.media.video import PairsInTime
 from shared.media.video_file import read_limits
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
@@ -144,6 +144,6 @@ class SquaresInTime(SquaresOfPatches):
         if config.video_token_id is not None:
             limits = read_limits(folder, VideoLimits(128 * 28 * 28, 768 * 28 * 28))
             speed = config.vision_config.tokens_per_second
-            made.videos = PairsOfFrames(config.video_token_id, limits, made.fit, speed)
+            made.videos = PairsInTime(config.video_token_id, limits, made.fit, speed)
             made.kinds = ("image", "video")
         return made

@@ -43,6 +43,8 @@ class LabelledPairs:
 
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size", "fps", "num_frames")
     group = 2
+    num_in_tower = 1
+    font = ""
 
     def __init__(
         self,
@@ -93,6 +95,9 @@ class LabelledPairs:
         seconds = [frame / film.fps for frame in (*frames.tolist(), int(frames[-1]))]
         pairs = zip(seconds[:-1:2], seconds[1::2], strict=False)
         return [f"<{(first + last) / 2:.1f} seconds>" for first, last in pairs]
+
+    def stamps(self, film: Film, frames: np.ndarray) -> Sequence[str]:
+        return ()
 
 
 class LabelledSquares(SquaresOfPatches):

@@ -25,20 +25,52 @@ def sampled_fps(film: Film, num_frames: int) -> float:
     return num_frames / film.num_frames * film.fps
 
 
-class PairsOfFrames:
-    """Qwen2.5-VL's: two frames make each item, whose time is the one of its first frame."""
+def spread(num: float, total: int) -> np.ndarray:
+    """The numbers of ``num`` of ``total`` frames at equal distances, from the first one on."""
+    step = total / num
+    # As torch.arange does, whose result may have one more, behind the last frame.
+    places = np.arange(min(math.ceil(num), math.ceil(total / step))) * step
+    chosen: np.ndarray = np.minimum(places.astype(np.float32).astype(np.int64), total - 1)
+    return chosen
+
+
+class Pairs:
+    """Two frames make each item. Other text is not around these, nor on them."""
 
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size", "fps", "num_frames")
     group = 2
     around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    num_in_tower = 1
+    font = ""
 
-    def __init__(
-        self, placeholder: int, limits: VideoLimits, fit: FitImage, tokens_per_second: float
-    ) -> None:
+    def __init__(self, placeholder: int, limits: VideoLimits, fit: FitImage) -> None:
         self.placeholder = placeholder
         self.limits = limits
         self._fit = fit
         self.most_pixels = limits.max_pixels
+
+    def fit(self, film: Film, num_frames: int, limits: VideoLimits) -> Fit:
+        found = self._fit(film.width, film.height, PixelLimits(*limits[:2]))
+        _, height, width = found.size
+        return Fit((self.group, height, width), found.num_tokens)
+
+    def labels(self, film: Film, frames: np.ndarray) -> Sequence[str]:
+        return [""] * self.num_items(frames)
+
+    def stamps(self, film: Film, frames: np.ndarray) -> Sequence[str]:
+        return ()
+
+    def num_items(self, frames: np.ndarray) -> int:
+        return -(-len(frames) // self.group)
+
+
+class PairsInTime(Pairs):
+    """Qwen2.5-VL's: the time of an item is the one of its first frame."""
+
+    def __init__(
+        self, placeholder: int, limits: VideoLimits, fit: FitImage, tokens_per_second: float
+    ) -> None:
+        super().__init__(placeholder, limits, fit)
         self._tokens_per_second = tokens_per_second
 
     def frames(self, film: Film, limits: VideoLimits) -> np.ndarray:
@@ -55,26 +87,16 @@ class PairsOfFrames:
                 f"has {total} frames, {film.fps:g} a second; {num} of them are wanted (num_frames,"
                 f" fps), at least {group} are needed"
             )
-        # As torch.arange does, whose result may have one more, behind the last frame.
-        chosen: np.ndarray = (np.arange(num) * (total / num)).astype(np.float32).astype(np.int64)
-        return chosen
-
-    def fit(self, film: Film, num_frames: int, limits: VideoLimits) -> Fit:
-        found = self._fit(film.width, film.height, PixelLimits(*limits[:2]))
-        _, height, width = found.size
-        return Fit((self.group, height, width), found.num_tokens)
+        return spread(num, total)
 
     def times(self, film: Film, frames: np.ndarray, num_tokens: int) -> Sequence[int]:
-        groups = -(-len(frames) // self.group)
+        num = self.num_items(frames)
         seconds = np.float32(self.group / sampled_fps(film, len(frames)))
         interval = np.float32(self._tokens_per_second) * seconds
-        if groups > 1 and interval > num_tokens:
+        if num > 1 and interval > num_tokens:
             raise ValueError(
                 f"has {seconds:g} s between items of {num_tokens} tokens, which are"
                 f" {interval:g} positions; more frames (fps) or pixels (min_pixels) are needed"
             )
-        times: list[int] = (np.arange(groups, dtype=np.float32) * interval).astype(int).tolist()
+        times: list[int] = (np.arange(num, dtype=np.float32) * interval).astype(int).tolist()
         return times
-
-    def labels(self, film: Film, frames: np.ndarray) -> Sequence[str]:
-        return [""] * -(-len(frames) // self.group)

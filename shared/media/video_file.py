@@ -1,5 +1,6 @@
 """The files that describe how videos are read. Pure."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,17 @@ class _Videos(msgspec.Struct):
 def read_limits(folder: Path, defaults: VideoLimits) -> VideoLimits:
     """From the first of the files that transformers looks for; the last one is of images. Raises
     ConfigError."""
-    path, found = _found(folder)
-    images = decode_json(folder / PREPROCESSOR_FILE, dict[str, Any])
-    for name in COMMON:
+    path, found = find_file_of_videos(folder) or _of_images(folder)
+    return limits_in(path, found, defaults)
+
+
+def limits_in(
+    path: Path, found: dict[str, Any], defaults: VideoLimits, common: Sequence[str] = COMMON
+) -> VideoLimits:
+    """From the content ``found`` of the file ``path``, with the values in ``common`` as those of
+    images are. Raises ConfigError."""
+    images = _of_images(path.parent)[1]
+    for name in common:
         if name in found and name in images and found[name] != images[name]:
             raise ConfigError(
                 f"model: {path}: {name} is {found[name]}, and {images[name]} for images"
@@ -70,11 +79,15 @@ def read_limits(folder: Path, defaults: VideoLimits) -> VideoLimits:
     )
 
 
-def _found(folder: Path) -> tuple[Path, dict[str, Any]]:
+def find_file_of_videos(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The file and its content. Raises ConfigError."""
     path = folder / PROCESSOR_FILE
     if path.is_file() and (nested := decode_json(path, _Processor).video_processor) is not None:
         return path, nested
     path = folder / VIDEO_FILE
-    if not path.is_file():
-        path = folder / PREPROCESSOR_FILE
+    return (path, decode_json(path, dict[str, Any])) if path.is_file() else None
+
+
+def _of_images(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / PREPROCESSOR_FILE
     return path, decode_json(path, dict[str, Any])

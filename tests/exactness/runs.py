@@ -22,7 +22,7 @@ from tests.exactness.engines import ColumnEngines
 from tests.exactness.mesh import Mesh, Output, Prompt
 from tests.exactness.outcome import Difference, difference
 from tests.exactness.scenario import SPECULATION, Prompts, play
-from tests.media.checkpoints import picture
+from tests.media.pictures import picture
 from tests.services.worker.speculation import BEGINNINGS
 
 MAX_PROMPT_LEN = 72

@@ -13,7 +13,9 @@ from services.worker.engine.device.engine import DeviceEngine
 from services.worker.media.addition import Media
 from services.worker.media.tower import Tower
 from tests.gpu.engines import make_cuda_engine
-from tests.media.checkpoints import FAMILIES, Reference, reference, save_checkpoint
+from tests.media.checkpoints import save_checkpoint
+from tests.media.families import FAMILIES
+from tests.media.references import Reference, reference
 from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat, texts_of

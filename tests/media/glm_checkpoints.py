@@ -10,15 +10,9 @@ import torch
 import transformers
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 
-from tests.media.checkpoints import (
-    ERNIE_IDS,
-    Clip,
-    Reference,
-    load_reference,
-    make_tokenizer,
-    save,
-    text_config,
-)
+from tests.media.checkpoints import make_tokenizer, save, text_config
+from tests.media.families import ERNIE_IDS
+from tests.media.references import Clip, Reference, load_reference
 
 START, END, IMAGE, VIDEO = MEDIA = (
     "<|begin_of_image|>",

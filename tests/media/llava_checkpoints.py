@@ -1,4 +1,5 @@
-"""Tiny random checkpoints of Mistral 3, Pixtral and LLaVA 1.5, and transformers' texts for them."""
+"""Tiny random checkpoints of Mistral 3, Pixtral, LightOnOCR and LLaVA 1.5, and transformers' texts
+for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,14 +10,8 @@ from typing import Any
 import torch
 import transformers
 
-from tests.media.checkpoints import (
-    Clip,
-    Reference,
-    load_reference,
-    make_tokenizer,
-    save,
-    text_config,
-)
+from tests.media.checkpoints import make_tokenizer, save, text_config
+from tests.media.references import Clip, Reference, load_reference
 
 MEDIA = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
 PATCH = 14
@@ -49,6 +44,18 @@ def save_pixtral(folder: Path, seed: int = 0) -> None:
     )
     kind = transformers.LlavaForConditionalGeneration
     save(folder, kind, config, tokenizer, _images(PATCH), seed)
+
+
+def save_lighton(folder: Path, seed: int = 0, side: int = PATCH) -> None:
+    """Squares of 28² pixels, of images with sides of ``side`` · n."""
+    tokenizer: Any = make_tokenizer(MEDIA, MEDIA[0])
+    config = transformers.LightOnOcrConfig(
+        text_config=text_config(tokenizer) | {"model_type": "qwen3"},
+        vision_config=_vision(),
+        image_token_id=tokenizer.convert_tokens_to_ids(MEDIA[0]),
+    )
+    kind = transformers.LightOnOcrForConditionalGeneration
+    save(folder, kind, config, tokenizer, _images(side), seed)
 
 
 def save_llava(folder: Path, seed: int = 0, strategy: Any = "default") -> None:
@@ -103,17 +110,35 @@ class RowsReference(Reference):
         found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
         first, *pieces = prompt.split(MEDIA[0])
         sizes = found["image_sizes"].tolist() if pictures else []
-        side, text = self.images.patch_size["height"], first
+        side, text = self.side, first
         for (height, width), piece in zip(sizes, pieces, strict=True):
             rows = [MEDIA[0] * (width // side)] * (height // side)
-            text += MEDIA[1].join(rows) + MEDIA[2] + piece
+            text += self.written(rows) + piece
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | found
+
+    @property
+    def side(self) -> int:
+        merge = getattr(self.model.config, "spatial_merge_size", 1)
+        return PATCH * merge
+
+    def written(self, rows: list[str]) -> str:
+        return MEDIA[1].join(rows) + MEDIA[2]
+
+
+@dataclass(frozen=True, slots=True)
+class UnbrokenReference(RowsReference):
+    """Of LightOnOCR."""
+
+    def written(self, rows: list[str]) -> str:
+        return "".join(rows)
 
 
 @cache
 def rows_reference(folder: Path) -> RowsReference:
-    return RowsReference(*load_reference(folder))
+    fields = load_reference(folder)
+    is_broken = fields[0].config.model_type != "lighton_ocr"
+    return (RowsReference if is_broken else UnbrokenReference)(*fields)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from PIL import Image
 
-from tests.media.checkpoints import picture
+from tests.media.pictures import picture
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 END = b"\0\0\0\0IEND\xaeB`\x82"

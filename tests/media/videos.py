@@ -7,15 +7,17 @@ import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 from transformers import video_utils
 from transformers.utils.import_utils import is_torchvision_available
 
-from tests.media.checkpoints import picture
+from tests.media.pictures import picture
 
 needs_av = pytest.mark.skipif(
     importlib.util.find_spec("av") is None, reason="the package av encodes the videos"
@@ -23,7 +25,12 @@ needs_av = pytest.mark.skipif(
 
 
 def processor_of(name: str) -> Any:
-    """The module of a video processor. Its pure functions need no torchvision, only its import."""
+    """The module of a video processor."""
+    return without_torchvision(f"transformers.models.{name}.video_processing_{name}")
+
+
+def without_torchvision(module: str) -> Any:
+    """A module of transformers whose pure functions need no torchvision, only its import."""
     assert not is_torchvision_available()
     modules: dict[str, Any] = {}
     for part in ("torchvision", "transforms", "v2", "functional"):
@@ -31,12 +38,29 @@ def processor_of(name: str) -> Any:
         modules[f"{parent}.{part}".lstrip(".")] = made = ModuleType(part)
         if parent:
             setattr(modules[parent], part, made)
+    functional: Any = ModuleType("functional")
+    functional.to_pil_image = lambda frame: Image.fromarray(frame.permute(1, 2, 0).numpy())
+    functional.pil_to_tensor = lambda image: torch.tensor(np.asarray(image)).permute(2, 0, 1)
+    modules["torchvision.transforms.functional"] = functional
     sys.modules.update(modules)
     try:
-        return import_module(f"transformers.models.{name}.video_processing_{name}")
+        return import_module(module)
     finally:
         for each in modules:
             del sys.modules[each]
+
+
+def stamped(font: str, frames: Sequence[Image.Image], fps: float) -> list[Image.Image]:
+    """All frames of a film, with their times as transformers' processor of ERNIE-4.5-VL draws
+    them."""
+    processor = processor_of("ernie4_5_vl_moe").Ernie4_5_VLMoeVideoProcessor
+    made = []
+    for number, frame in enumerate(frames):
+        time = processor._convert_timestamp(None, torch.tensor(number) / fps)
+        pixels = torch.tensor(np.asarray(frame)).permute(2, 0, 1)
+        found = processor._render_image_with_timestamp(SimpleNamespace(font=font), pixels, time)
+        made.append(Image.fromarray(found.permute(1, 2, 0).numpy()))
+    return made
 
 
 def metadata(num_frames: int, fps: float) -> Any:

@@ -3,6 +3,7 @@ in a crowd, with prefix hits and after kills."""
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,18 +15,14 @@ import pytest_asyncio
 from PIL import Image
 
 from benchmarks.harness.fleet import Fleet, running_fleet
-from tests.media.checkpoints import (
-    FAMILIES,
-    WITH_STATES,
-    Reference,
-    picture,
-    png,
-    reference,
-    save_checkpoint,
-)
+from tests.media.checkpoints import save_checkpoint
+from tests.media.families import FAMILIES, WITH_STATES
 from tests.media.glm_checkpoints import glm_reference, save_glm
-from tests.media.internvl_checkpoints import save_internvl, tiles_reference
-from tests.media.llava_checkpoints import rows_reference, save_mistral3
+from tests.media.internvl_checkpoints import save_internvl, save_qianfan, tiles_reference
+from tests.media.lfm_checkpoints import parts_reference, save_lfm2
+from tests.media.llava_checkpoints import rows_reference, save_lighton, save_mistral3
+from tests.media.pictures import picture, png
+from tests.media.references import Reference, reference
 from tests.mesh.forks import fork
 
 SETTINGS = {
@@ -34,17 +31,19 @@ SETTINGS = {
     "SERVED_MODEL_NAME": "qwen",
     "DRAIN_TIMEOUT_S": "10",
 }
-MISTRAL3, INTERNVL, GLM = "mistral3", "internvl", "glm_ocr"
-SLOW = ("qwen3-vl", "paddleocr-vl", "qwen3.5-moe", MISTRAL3, INTERNVL, GLM)
+OTHERS = {
+    "glm_ocr": (save_glm, glm_reference),
+    "internvl": (save_internvl, tiles_reference),
+    "lfm2_vl": (save_lfm2, parts_reference),
+    "lighton_ocr": (save_lighton, rows_reference),
+    "mistral3": (save_mistral3, rows_reference),
+    "qianfan_ocr": (save_qianfan, tiles_reference),
+}
+SLOW = ("qwen3-vl", "paddleocr-vl", "qwen3.5-moe", *OTHERS)
 SERVED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in (*FAMILIES, *WITH_STATES, MISTRAL3, INTERNVL, GLM)
+    for name in (*FAMILIES, *WITH_STATES, *OTHERS)
 ]  # its texts with experts have all that it has
-OTHERS = {
-    MISTRAL3: (save_mistral3, rows_reference),
-    INTERNVL: (save_internvl, tiles_reference),
-    GLM: (save_glm, glm_reference),
-}
 QUESTION = "Describe the picture."
 NUM_TOKENS = 24
 
@@ -64,9 +63,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def transformers(folder: Path) -> Reference:
-    found = reference(folder)
-    kind = found.model.config.model_type
-    return OTHERS[kind][1](folder) if kind in OTHERS else found
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    return OTHERS[kind][1](folder) if kind in OTHERS else reference(folder)
 
 
 @asynccontextmanager

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests.media.checkpoints import Clip, Reference, picture, reference, save_checkpoint
-from tests.media.videos import decoded, encoded, needs_av, scene
+from tests.media.checkpoints import save_checkpoint
+from tests.media.pictures import picture
+from tests.media.references import Clip, Reference, reference
+from tests.media.videos import decoded, encoded, needs_av, scene, stamped
 from tests.mesh.test_images import NUM_TOKENS, Client, client_of, part, serving
 
 pytestmark = pytest.mark.asyncio
@@ -65,6 +67,21 @@ async def test_texts_are_those_of_transformers(
         assert (status, error["param"]) == (400, "messages[0].content[0].video_url.url")
         (model,) = (await client.get("/v1/models"))["data"]
         assert model["input_modalities"] == ["text", "image", "video"]
+
+
+@needs_av
+@pytest.mark.slow
+async def test_frames_with_stamps_give_the_texts_of_transformers(tmp_path: Path) -> None:
+    folder = tmp_path / "ernie"
+    save_checkpoint(folder, family="ernie4.5-vl")
+    oracle, font = reference(folder), str(folder / "Roboto-Regular.ttf")
+    files = [encoded(frames, 4.0) for frames in (FRAMES, FRAMES[::-1])]
+    asked, texts = user({"type": "video"}, QUESTION), list[str]()
+    for file in files:
+        clip = Clip(stamped(font, decoded(file), 4.0))
+        texts.append(oracle.expect(asked, [], NUM_TOKENS, [clip]).text)
+    async with serving(tmp_path / "mesh", folder) as fleet, client_of(fleet) as client:
+        await check(client, [user(video(file), QUESTION) for file in files], texts)
 
 
 async def check(client: Client, chats: list[Any], texts: list[str]) -> None:

@@ -11,7 +11,6 @@ from shared.errors import ConfigError
 DEFAULT, TOOL_USE = "default", "tool_use"
 FILE = "chat_template.jinja"
 FOLDER = "additional_chat_templates"
-PUBLISHED = "<|image@placeholder|>", "<|IMAGE_PLACEHOLDER|>"  # ERNIE-4.5-VL's text, and its token
 
 
 def read_templates(folder: Path, config: dict[str, Any], setting: Path | None) -> dict[str, str]:
@@ -20,11 +19,6 @@ def read_templates(folder: Path, config: dict[str, Any], setting: Path | None) -
     ``setting`` is a file that replaces all templates of the folder; in the folder, files come
     before the ``chat_template`` of ``config``, tokenizer_config.json. Raises ConfigError.
     """
-    found = _found(folder, config, setting)
-    return {name: source.replace(*PUBLISHED) for name, source in found.items()}
-
-
-def _found(folder: Path, config: dict[str, Any], setting: Path | None) -> dict[str, str]:
     if setting is not None:
         return {DEFAULT: _read(setting, "chat-template")}
     found = {path.stem: _read(path) for path in sorted(folder.glob(f"{FOLDER}/*.jinja"))}
@@ -55,11 +49,8 @@ def read_special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     or have them in a file of their own."""
     older = read_json(folder / "special_tokens_map.json")
     extra = config.get("extra_special_tokens")
-    return (
-        _tokens_of(older)
-        | _tokens_of(config)
-        | (_tokens_of(extra) if isinstance(extra, dict) else {})
-    )
+    more = _tokens_of(extra) if isinstance(extra, dict) else {}
+    return _tokens_of(older) | _tokens_of(config) | more
 
 
 def _tokens_of(config: dict[str, Any]) -> dict[str, str]:

@@ -32,6 +32,11 @@ class ChatTemplates:
         template = self._own.get(TOOL_USE) or self._own.get(DEFAULT)
         return template.source if template is not None else ""
 
+    def replace(self, text: str, token: str) -> None:
+        """In the model's own templates."""
+        sources = {name: each.source.replace(text, token) for name, each in self._own.items()}
+        self._own = {name: _compiled(name, source) for name, source in sources.items()}
+
     def find(self, source: str, has_tools: bool) -> ChatTemplate:
         """The template in the request, ``source``, else the model's. Raises
         InvalidRequest."""

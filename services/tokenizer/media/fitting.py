@@ -49,13 +49,13 @@ class ImageFitting(Fitting):
         upright, turned = (
             self._family.fit(*each, self._limits) for each in ((width, height), (height, width))
         )
-        _check_sides(upright)
+        check_sides(upright)
         self._size = upright.size
         self.num_tokens, self.num_bytes = upright.num_tokens, prod(upright.size) * 3
-        whole, turned_whole = (fit.scaled or _width_and_height(fit) for fit in (upright, turned))
+        whole, turned_whole = (fit.scaled or width_and_height(fit) for fit in (upright, turned))
         if upright.is_tiled:
-            return Targets(whole, turned_whole, tile=_width_and_height(upright))
-        crop = None if upright.scaled is None else _width_and_height(upright)
+            return Targets(whole, turned_whole, tile=width_and_height(upright))
+        crop = None if upright.scaled is None else width_and_height(upright)
         return Targets(whole, turned_whole, crop)
 
     def medium(self, pixels: Pixels | None, salt: str) -> ReadMedium:
@@ -64,7 +64,7 @@ class ImageFitting(Fitting):
             num_frames = len(pixels.data) // (3 * pixels.height * pixels.width)
             size, data = (num_frames, pixels.height, pixels.width), pixels.data
         ids = self._family.ids(size)
-        return ReadMedium(self.kind, ids, (_item(self.kind, 0, len(ids), size, data, salt),))
+        return ReadMedium(self.kind, ids, (item_of(self.kind, 0, len(ids), size, data, salt),))
 
 
 class VideoFitting(Fitting):
@@ -98,13 +98,19 @@ class VideoFitting(Fitting):
             videos.fit(each, len(frames), limits)
             for each in (film, film._replace(width=film.height, height=film.width))
         )
-        _check_sides(upright)
+        check_sides(upright)
         self._times = videos.times(film, frames, upright.num_tokens)
         self._size = upright.size
         self.num_items = num = len(self._times)
         self.num_bytes = prod(upright.size) * 3 * num
         self._write(videos.labels(film, frames), self._family.ids(upright.size))
-        return Targets(_width_and_height(upright), _width_and_height(turned), None, frames.tolist())
+        return Targets(
+            width_and_height(upright),
+            width_and_height(turned),
+            frames=frames.tolist(),
+            stamps=[*videos.stamps(film, frames)],
+            font=videos.font,
+        )
 
     def medium(self, pixels: Pixels | None, salt: str) -> ReadMedium:
         size, groups = self._size, [NO_PIXELS] * self.num_items
@@ -113,7 +119,7 @@ class VideoFitting(Fitting):
             groups = _in_groups(pixels.data, self.num_items, prod(size) * 3)
         num = self._family.num_tokens(size)
         items = (
-            _item(self.kind, start, num, size, data, salt, time)
+            item_of(self.kind, start, num, size, data, salt, time)
             for start, data, time in zip(self._starts, groups, self._times, strict=True)
         )
         return ReadMedium(self.kind, self._ids, tuple(items))
@@ -138,7 +144,7 @@ def _in_groups(data: Array, num: int, num_bytes: int) -> list[Array]:
     return [*data.reshape(num, num_bytes)]
 
 
-def _item(
+def item_of(
     kind: MediumKind,
     start: int,
     num_tokens: int,
@@ -151,11 +157,11 @@ def _item(
     return ReadItem(start, num_tokens, size, digest, pixels, time)
 
 
-def _check_sides(fit: Fit) -> None:
+def check_sides(fit: Fit) -> None:
     if max(fit.size) > MAX_SIDE:
         raise ValueError(f"has a side above {MAX_SIDE} pixels after scaling")
 
 
-def _width_and_height(fit: Fit) -> tuple[int, int]:
+def width_and_height(fit: Fit) -> tuple[int, int]:
     _, height, width = fit.size
     return width, height

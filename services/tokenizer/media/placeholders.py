@@ -48,7 +48,7 @@ class ReadMedium(NamedTuple):
 
 
 class Placeholder(NamedTuple):
-    """The id of a feature, and its text."""
+    """The id of a feature, and its text. Both kinds may have the same."""
 
     id: int
     text: str
@@ -112,18 +112,19 @@ class ReadMedia(PromptMedia):
 
     def expand(self, ids: Array, numbers: Sequence[int]) -> Array:
         for each in self._placeholders:
-            num = sum(self._media[number].kind == each.kind for number in numbers)
+            kinds = self._kinds_of(each.id)
+            num = sum(self._media[number].kind in kinds for number in numbers)
             if (found := int((ids == each.id).sum())) != num:
                 raise InvalidRequest(
                     f"the chat template writes {found} placeholders ({each.text}) for {num}"
-                    f" {each.kind}s",
+                    f" {'s and '.join(kinds)}s",
                     param="messages",
                 )
         places = self._places(ids)
         first, *others = np.split(ids, places)
         pieces = [first]
         for number, piece in zip(numbers, others, strict=True):
-            if self._kind_of(piece[0]) != self._media[number].kind:
+            if self._media[number].kind not in self._kinds_of(piece[0]):
                 raise InvalidRequest(
                     "the chat template writes images and videos in another order",
                     param="messages",
@@ -162,8 +163,8 @@ class ReadMedia(PromptMedia):
         known = {item.digest: item.pixels for medium in self._media for item in medium.items}
         return [known[digest] for digest in dict.fromkeys(item.digest for item in items)]
 
-    def _kind_of(self, placeholder: int) -> MediumKind:
-        return next(each.kind for each in self._placeholders if each.id == placeholder)
+    def _kinds_of(self, placeholder: int) -> list[MediumKind]:
+        return [each.kind for each in self._placeholders if each.id == placeholder]
 
     def _places(self, ids: Array) -> Array:
         return np.flatnonzero(np.isin(ids, [each.id for each in self._placeholders]))

@@ -13,10 +13,18 @@ from itertools import product
 
 import msgspec
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
-from PIL.Image import Transpose
 
 from services.tokenizer.media.films import Unwatchable, VideoFile
-from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
+from services.tokenizer.media.reader_messages import (
+    NO_VIEW,
+    Answer,
+    File,
+    Targets,
+    put,
+    take,
+)
+from services.tokenizer.media.stamps import draw
+from services.tokenizer.media.upright import upright
 from shared.media.family import WITH_ARTICLE
 from shared.media.frame_list import MAX_FRAMES, unpack
 from shared.process import child
@@ -26,17 +34,6 @@ NO_IMAGE = "is no image in JPEG, PNG, WebP or GIF"
 PLUGINS = (TiffImagePlugin, WebPImagePlugin)  # of EXIF, and one that Pillow imports late
 PIXEL_BYTES = 24  # the decoder and canvases of a WebP with transparency: the most of any format
 MORE_BYTES = 256 << 20  # for a file
-ORIENTATION = 0x0112
-TURNS = {
-    2: Transpose.FLIP_LEFT_RIGHT,
-    3: Transpose.ROTATE_180,
-    4: Transpose.FLIP_TOP_BOTTOM,
-    5: Transpose.TRANSPOSE,
-    6: Transpose.ROTATE_270,
-    7: Transpose.TRANSVERSE,
-    8: Transpose.ROTATE_90,
-}
-FIRST_QUARTER = 5  # from here on, orientations swap width and height
 
 
 class _TooLarge(Exception):
@@ -79,23 +76,29 @@ def _image(fd: int, data: bytearray, max_pixels: int) -> Answer:
         targets = _targets(Answer(image.width, image.height), max_pixels)
         if targets is None:
             return Answer()
-        frames = _tiles(image, targets) if targets.tile else [scaled(image, targets)]
+        whole, is_turned = upright(image)
+        made = _tiles if targets.tile else _middle
+        frames = made(whole, targets, is_turned)
     place = 0
     for frame in frames:
         place = _put(fd, frame, place)
-    return Answer(*frames[0].size, num_frames=len(frames))
+    view, num = (frames[-1].size, len(frames) - 1) if targets.views else (NO_VIEW, len(frames))
+    return Answer(*frames[0].size, num_frames=num, view=view, is_turned=is_turned)
 
 
-def _tiles(image: Image.Image, targets: Targets) -> list[Image.Image]:
-    whole, turned = upright(image)
-    width, height = targets.turned if turned else targets.upright
+def _tiles(whole: Image.Image, targets: Targets, is_turned: bool) -> list[Image.Image]:
+    width, height = targets.turned if is_turned else targets.upright
     assert targets.tile is not None
     across, down = targets.tile
-    large = whole.resize((width, height), Image.Resampling.BICUBIC)
+    large = _resized(whole, (width, height), targets)
     corners = product(range(0, height, down), range(0, width, across))
     tiles = [large.crop((left, top, left + across, top + down)) for top, left in corners]
-    view = whole.resize(targets.tile, Image.Resampling.BICUBIC)
-    return [*tiles, view] if len(tiles) > 1 else tiles
+    view = targets.views[is_turned] if targets.views else targets.tile
+    return [*tiles, _resized(whole, view, targets)] if len(tiles) > 1 else tiles
+
+
+def _middle(whole: Image.Image, targets: Targets, is_turned: bool) -> list[Image.Image]:
+    return [scaled(whole, targets, is_turned)]
 
 
 def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
@@ -109,12 +112,13 @@ def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
     assert targets.frames is not None
     target, place = targets.upright, 0
     turns = set()
-    for image, is_turned in film.frames(targets.frames):
+    for number, (image, is_turned) in enumerate(film.frames(targets.frames)):
         turns.add(is_turned)
         if len(turns) > 1:
             raise Unwatchable("is a video whose frames differ in orientation")
+        draw(image, targets, number)
         target = targets.turned if is_turned else targets.upright
-        place = _put(fd, image.resize(target, Image.Resampling.BICUBIC), place)
+        place = _put(fd, _resized(image, target, targets), place)
     return Answer(*target, num_frames=len(targets.frames))
 
 
@@ -142,7 +146,9 @@ def _frames(fd: int, files: list[bytes], max_pixels: int) -> Answer:
     place = 0
     for number, file in enumerate(files):
         with Image.open(io.BytesIO(file), formats=FORMATS) as image:
-            pixels = scaled(image, targets)
+            whole, is_turned = upright(image)
+            draw(whole, targets, number)
+            pixels = scaled(whole, targets, is_turned)
         if number == 0:
             size = pixels.size
         if pixels.size != size:
@@ -168,11 +174,9 @@ def _put(fd: int, image: Image.Image, place: int) -> int:
     return place + len(data)
 
 
-def scaled(image: Image.Image, targets: Targets) -> Image.Image:
-    """The upright image, scaled by the same code as in transformers' processors for Pillow."""
-    image, is_turned = upright(image)
-    target = targets.turned if is_turned else targets.upright
-    image = image.resize(target, Image.Resampling.BICUBIC)
+def scaled(image: Image.Image, targets: Targets, is_turned: bool) -> Image.Image:
+    """An upright image, scaled by the same code as in transformers' processors for Pillow."""
+    image = _resized(image, targets.turned if is_turned else targets.upright, targets)
     if targets.crop is None:
         return image
     width, height = targets.crop
@@ -180,38 +184,8 @@ def scaled(image: Image.Image, targets: Targets) -> Image.Image:
     return image.crop((left, top, left + width, top + height))
 
 
-def upright(image: Image.Image) -> tuple[Image.Image, bool]:
-    """The first frame in RGB, upright, with transparent parts in white; True: it was turned by a
-    quarter."""
-    image.load()
-    orientation = _orientation(image)
-    image = _with_8_bits(image)
-    if "A" in image.getbands() or image.info.get("transparency") is not None:
-        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
-        image = Image.alpha_composite(white, image.convert("RGBA"))
-        del white
-    image = image if image.mode == "RGB" else image.convert("RGB")
-    if orientation in TURNS:
-        image = image.transpose(TURNS[orientation])
-    return image, orientation >= FIRST_QUARTER
-
-
-def _orientation(image: Image.Image) -> int:
-    """Upright if the EXIF data cannot be read: the pixels can."""
-    try:
-        found = image.getexif().get(ORIENTATION)
-    except Exception:
-        found = None
-    return found if found in TURNS else 1
-
-
-def _with_8_bits(image: Image.Image) -> Image.Image:
-    """The upper halves of 16 bits, which ``convert`` would cap at 255."""
-    if not image.mode.startswith("I"):
-        return image
-    image = image.point(lambda value: value * (1 / 256)).convert("L")
-    image.info.pop("transparency", None)
-    return image
+def _resized(image: Image.Image, size: tuple[int, int], targets: Targets) -> Image.Image:
+    return image.resize(size, Image.Resampling(targets.resample))
 
 
 if __name__ == "__main__":

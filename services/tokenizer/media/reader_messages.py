@@ -11,7 +11,10 @@ from math import prod
 
 import msgspec
 
+from shared.media.family import BICUBIC
 from shared.wire.messages import MediumKind
+
+NO_VIEW = 0, 0
 
 
 class File(msgspec.Struct, array_like=True):
@@ -25,21 +28,26 @@ class File(msgspec.Struct, array_like=True):
 class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
     quarter. Then the middle of the size ``crop`` is cut out, or the image is cut into tiles of the
-    size ``tile``, row by row; the whole image in that size follows several. Of a video these
-    ``frames`` are wanted, numbers in ascending order."""
+    size ``tile``, row by row; the whole image follows, in one of the sizes ``views``, or in that of
+    a tile if there are several. Of a video these ``frames`` are wanted, numbers in ascending order.
+    If there are ``stamps``, each of them is drawn on a frame in the file ``font`` first."""
 
     upright: tuple[int, int]
     turned: tuple[int, int]
     crop: tuple[int, int] | None = None
     frames: list[int] | None = None
     tile: tuple[int, int] | None = None
+    stamps: list[str] = []
+    font: str = ""
+    views: list[tuple[int, int]] = []
+    resample: int = BICUBIC
 
     @property
     def made(self) -> list[tuple[int, int, int]]:
         """The widths and heights that frames may have, and their numbers."""
         if self.tile is not None:
             num_tiles = (prod(each) // prod(self.tile) for each in (self.upright, self.turned))
-            return [(*self.tile, num + (num > 1)) for num in num_tiles]
+            return [(*self.tile, num + (num > 1 and not self.views)) for num in num_tiles]
         sizes = [self.upright, self.turned] if self.crop is None else [self.crop]
         num = 1 if self.frames is None else len(self.frames)
         return [(*size, num) for size in sizes]
@@ -47,13 +55,21 @@ class Targets(msgspec.Struct, array_like=True):
 
 class Answer(msgspec.Struct, array_like=True):
     """A video has ``num_frames``, and ``fps`` of them a second unless they came one by one. Pixels
-    are ``num_frames`` of a size."""
+    are ``num_frames`` of a size, and one of the size ``view`` if it is none. ``is_turned`` tells of
+    an image that it was turned by a quarter."""
 
     width: int = 0
     height: int = 0
     error: str = ""
     num_frames: int = 1
     fps: float = 0.0
+    view: tuple[int, int] = NO_VIEW
+    is_turned: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its pixels."""
+        return 3 * (self.num_frames * self.width * self.height + prod(self.view))
 
 
 def put(fd: int, data: memoryview, place: int = 0) -> None:

@@ -13,7 +13,14 @@ import msgspec
 import numpy as np
 
 from services.tokenizer.media.metrics import READER_DEATHS
-from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
+from services.tokenizer.media.reader_messages import (
+    NO_VIEW,
+    Answer,
+    File,
+    Targets,
+    put,
+    take,
+)
 from shared.errors import RETRY_AFTER_S, Unavailable
 from shared.media.family import WITH_ARTICLE
 from shared.process.child import LENGTH, frame
@@ -49,11 +56,12 @@ class _Wanted(NamedTuple):
 
 
 class Pixels(NamedTuple):
-    """``data`` [frames · height · width · 3] uint8."""
+    """``data`` [frames · height · width · 3] uint8; a view may follow."""
 
     width: int
     height: int
     data: Array
+    is_turned: bool = False
 
 
 class _Memory:
@@ -208,15 +216,16 @@ async def _ask_for_pixels(child: _Child, wanted: _Wanted) -> Answer | Exception 
     made = await _ask(child, targets)
     if made.error:
         return Unreadable(made.error)
-    if (made.width, made.height, made.num_frames) not in targets.made:
+    sizes = made.width, made.height, made.num_frames
+    if sizes not in targets.made or made.view not in (targets.views or [NO_VIEW]):
         raise EOFError
     return made
 
 
 async def _pixels(child: _Child, made: Answer) -> Pixels:
-    data = np.empty(made.num_frames * made.width * made.height * 3, np.uint8)
+    data = np.empty(made.num_bytes, np.uint8)
     await asyncio.to_thread(child.memory.take, data.data)
-    return Pixels(made.width, made.height, data)
+    return Pixels(made.width, made.height, data, made.is_turned)
 
 
 async def _ask(child: _Child, message: msgspec.Struct | None) -> Answer:

@@ -1,6 +1,7 @@
 """Reads the media of prompts: files become pixels of the model's size."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ import msgspec
 from services.tokenizer.media.fitting import Fitting, ImageFitting, VideoFitting
 from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.metrics import CACHE_HITS, CACHE_MISSES, READ_SECONDS
+from services.tokenizer.media.part_fitting import PartFitting
 from services.tokenizer.media.pixel_cache import PixelCache, key_of
 from services.tokenizer.media.pixel_memory import Hold, PixelMemory
 from services.tokenizer.media.placeholders import NoImages, Placeholder, ReadMedia, ReadMedium
@@ -20,7 +22,7 @@ from services.tokenizer.media.readers import ChooseTargets, Pixels, Readers, Unr
 from services.tokenizer.media_reader import MediaReader, PromptMedia
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError, InvalidRequest
-from shared.media.families import read_family
+from shared.media.families import read_family, written_by_templates
 from shared.media.family import (
     Family,
     PixelLimits,
@@ -29,9 +31,12 @@ from shared.media.family import (
     options_of,
     placeholders_of,
 )
+from shared.media.lfm2_vl import TilesAndView
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import MAX_MEDIA, Convert, Medium, MediumKind, Submit
+
+log = logging.getLogger(__name__)
 
 MAX_PROMPT_BYTES = 128 << 20  # of pixels: a peer counts as lost in the time of twice as many
 MAX_WAITING_BYTES = 4 * MAX_PROMPT_BYTES  # of pixels of all prompts. Chosen
@@ -179,6 +184,8 @@ class MediaReading(MediaReader):
 
     def _fitting(self, wanted: _Wanted) -> Fitting:
         if isinstance(wanted.limits, PixelLimits):
+            if isinstance(self._family, TilesAndView):
+                return PartFitting(self._family, wanted.limits, self._encode)
             return ImageFitting(self._family, wanted.limits)
         assert self._family.videos is not None
         return VideoFitting(self._family, self._family.videos, wanted.limits, self._encode)
@@ -252,14 +259,19 @@ def media_for(text: TextModel, folder: Path, config: TokenizerConfig) -> MediaRe
         if placeholder not in added:
             raise ConfigError(f"model: its tokenizer has no added token {placeholder} of {kind}s")
         texts[kind] = added[placeholder]
+    for written, kind in written_by_templates(folder).items():
+        text.templates.replace(written, texts[kind])
     kwargs = msgspec.json.encode(config.mm_processor_kwargs).decode()
-    limits, options = limits_of(family), options_of(family)
+    limits, options, videos = limits_of(family), options_of(family), family.videos
+    # Workers have memory for images, and for frames of their size.
+    most = 0 if videos is None else family.limits.max_pixels // videos.num_in_tower
     try:
         for kind, each in limits.items():
-            most = family.limits.max_pixels  # workers have memory for it, in frames too
             limits[kind] = with_kwargs(each, kwargs, options, most if kind == "video" else 0)
     except ValueError as error:
         raise ConfigError(f"mm-processor-kwargs: {error}") from None
+    if videos is not None and videos.font and not Path(videos.font).is_file():
+        log.warning("videos: %s is missing; Pillow's font is on the frames", videos.font)
     return MediaReading(
         family,
         texts,

@@ -116,4 +116,4 @@ class Lfm2ForCausalLM(LfmLM):
         return parts.mlp(size=self.config.inner_size, names=NAMES)
 
 
-Lfm2VlForConditionalGeneration = Lfm2ForCausalLM  # for texts
+Lfm2VlForConditionalGeneration = Lfm2ForCausalLM

@@ -131,7 +131,8 @@ class Media:
         try:
             tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
             if self._device.type == "cuda":
-                limits = self.family.limits._replace(max_pixels=self._most_pixels)
+                limits = self.family.limits
+                limits = limits._replace(max_pixels=max(length**2, limits.max_pixels))
                 size = self.family.fit(length, length, limits).size
                 tower.features(np.zeros((*size, 3), np.uint8))
         except torch.OutOfMemoryError as error:
@@ -142,19 +143,18 @@ class Media:
         return tower
 
     @property
-    def _most_pixels(self) -> int:
-        """Of an image or a frame."""
-        videos = self.family.videos
-        of_frames = 0 if videos is None else videos.most_pixels
-        return max(self.family.limits.max_pixels, of_frames)
-
-    @property
     def _most_patches(self) -> int:
-        """Of the largest image that fits ``max-model-len``."""
-        return min(
-            self._most_pixels // self._sizes.pixels_of_patch,
-            self._max_len * self._sizes.patches_of_token,
-        )
+        """Of the largest image or group of frames that fits ``max-model-len``."""
+        videos, of_image = self.family.videos, self._patches(self.family.limits.max_pixels)
+        if videos is None:
+            return of_image
+        return max(of_image, videos.num_in_tower * self._patches(videos.most_pixels))
+
+    def _patches(self, num_pixels: int) -> int:
+        """Of as many pixels, or of those that fit."""
+        sizes = self._sizes
+        most = self._max_len * sizes.patches_of_token
+        return min(num_pixels // sizes.pixels_of_patch, most)
 
     @cached_property
     def _sizes(self) -> "Sizes":

@@ -1,4 +1,5 @@
-"""InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265): the text part, a Qwen2 or a Qwen3."""
+"""InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265) and Qianfan-OCR: the text part, a Qwen2 or a
+Qwen3."""
 
 from typing import Literal
 
@@ -19,3 +20,6 @@ class InternVLForConditionalGeneration(Qwen3ForCausalLM):
         window = self.config.window(layer)
         attention = parts.attention(layer, window=window, has_qkv_bias=True)
         return DecoderLayer(parts, attention, parts.mlp())
+
+
+QianfanOCRForConditionalGeneration = InternVLForConditionalGeneration

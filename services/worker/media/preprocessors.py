@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
@@ -56,7 +57,8 @@ class Preprocessor(msgspec.Struct):
 
     @abstractmethod
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        """pixels [frames, height, width, 3] uint8 → what ``get_image_features`` takes, by name."""
+        """pixels [frames, height, width, 3] uint8 → what ``get_image_features`` takes, by name; or
+        what ``get_video_features`` takes, with a ``video_grid_thw``."""
 
     def problems(self, vision: Mapping[str, object]) -> list[str]:
         """Why the file is not supported, with a tower of the config ``vision``."""
@@ -99,11 +101,19 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
 
 
 class Ernie4_5_VL(Qwen2_5_VL):  # noqa: N801, its name
-    """The image once: the resampler repeats it."""
+    """The image once: the resampler repeats it. Frames of a video have patches of their own."""
 
     names = ("vision_tower.", "resampler_model.")
     sizes = Preprocessor.sizes
     temporal_patch_size: Literal[1] = 1
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        if len(pixels) == 1:
+            return super().inputs(pixels, values)
+        of_frame = partial(super().inputs, values=values)
+        patches, grids = zip(*(of_frame(frame).values() for frame in pixels[:, None]), strict=True)
+        grid = grids[0] * [len(pixels), 1, 1]
+        return {"pixel_values_videos": np.concatenate(patches), "video_grid_thw": grid}
 
 
 class Pixtral(Preprocessor):
@@ -128,6 +138,10 @@ class Pixtral(Preprocessor):
         num = 2 if pixels.shape[1:3] == (side, side) else 1
         images = channels(pixels, values).repeat(num, 0)
         return {"pixel_values": images, "image_sizes": np.array([pixels.shape[1:3]] * num)}
+
+
+class LightOnOcr(Pixtral):
+    names = ("vision_encoder.", "vision_projection.")
 
 
 class PaddleOCRVL(Preprocessor):
@@ -169,6 +183,29 @@ class InternVL(Frames):
         return msgspec.structs.replace(found, patch_size=config.patch, merge_size=config.merge)
 
 
+class Lfm2Vl(Preprocessor):
+    """Patches row by row, with the channels of a pixel side by side."""
+
+    names = ("vision_tower.", "multi_modal_projector.")
+    num_masks = 1
+    sizes: ClassVar[dict[str, str]] = {"patch_size": "patch_size"}
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    patch_size: int = msgspec.field(default=16, name="encoder_patch_size")
+    merge_size: int = msgspec.field(default=2, name="downsample_factor")
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        patch = self.patch_size
+        rows, columns = (side // patch for side in pixels.shape[1:3])
+        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
+        patches = split.transpose(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+        return {
+            "pixel_values": patches,
+            "pixel_attention_mask": np.ones(patches.shape[:2], np.int32),
+            "spatial_shapes": np.array([[rows, columns]]),
+        }
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
     "Glm46VForConditionalGeneration": Qwen2_5_VL,
@@ -176,10 +213,13 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Glm4vMoeForConditionalGeneration": Qwen2_5_VL,
     "GlmOcrForConditionalGeneration": Qwen2_5_VL,
     "InternVLForConditionalGeneration": InternVL,
+    "Lfm2VlForConditionalGeneration": Lfm2Vl,
+    "LightOnOcrForConditionalGeneration": LightOnOcr,
     "LlavaForConditionalGeneration/clip_vision_model": Clip,
     "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,
     "PaddleOCRVLForConditionalGeneration": PaddleOCRVL,
+    "QianfanOCRForConditionalGeneration": InternVL,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
     "Qwen3VLForConditionalGeneration": Qwen2_5_VL,
     "Qwen3VLMoeForConditionalGeneration": Qwen2_5_VL,

@@ -56,7 +56,8 @@ class Tower:
         given = self._preprocessor.inputs(pixels, self._values)
         with torch.cuda.stream(self._stream):
             inputs = {name: upload(each, self._device) for name, each in given.items()}
-            made = self.model.get_image_features(**inputs)
+            kind = "video" if "video_grid_thw" in given else "image"
+            made = getattr(self.model, f"get_{kind}_features")(**inputs)
             parts = made.pooler_output, *getattr(made, "deepstack_features", ())
             found = torch.cat([_rows(each) for each in parts], -1)
             DeviceEvent(self._device).wait()

@@ -11,6 +11,7 @@ from services.worker.models.decoder import DecoderLM
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
+INTERNVL = "InternVLForConditionalGeneration"
 MODELS = {
     "BailingMoeLinearV2ForCausalLM": "services.worker.hybrids.ling",
     "BailingMoeV2ForCausalLM": "services.worker.hybrids.ling",
@@ -37,13 +38,14 @@ MODELS = {
     "GptOssForCausalLM": "services.worker.models.gpt_oss",
     "GraniteForCausalLM": "services.worker.models.granite",
     "GraniteMoeHybridForCausalLM": "services.worker.hybrids.granite4",
-    "InternVLForConditionalGeneration": "services.worker.media.internvl",
+    INTERNVL: "services.worker.media.internvl",
     "KimiK25ForConditionalGeneration": "services.worker.models.deepseek_v3",
     "KimiLinearForCausalLM": "services.worker.hybrids.kimi_linear",
     "Kimi_K25ForConditionalGeneration": "services.worker.models.deepseek_v3",
     "Lfm2ForCausalLM": "services.worker.hybrids.lfm2",
     "Lfm2MoeForCausalLM": "services.worker.hybrids.lfm2_moe",
     "Lfm2VlForConditionalGeneration": "services.worker.hybrids.lfm2",
+    "LightOnOcrForConditionalGeneration": "services.worker.media.lighton_ocr",
     "LlamaForCausalLM": "services.worker.models.llama",
     "LlavaForConditionalGeneration": "services.worker.media.llava",
     "MiMoForCausalLM": "services.worker.models.mimo",
@@ -54,6 +56,7 @@ MODELS = {
     "NemotronHForCausalLM": "services.worker.hybrids.nemotron_h",
     "Olmo2ForCausalLM": "services.worker.models.olmo2",
     "PaddleOCRVLForConditionalGeneration": "services.worker.media.paddleocr_vl",
+    "QianfanOCRForConditionalGeneration": "services.worker.media.internvl",
     "Qwen2ForCausalLM": "services.worker.models.qwen2",
     "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe",
     "Qwen2_5_VLForConditionalGeneration": "services.worker.media.qwen2_5_vl",
@@ -68,7 +71,6 @@ MODELS = {
     "Qwen3_5MoeForConditionalGeneration": "services.worker.hybrids.qwen3_5",
 }
 
-
 # Files next to config.json in which tools tell how weights are quantized, and their quant_method.
 SIDE_FILES = {
     "hf_quant_config.json": "modelopt",
@@ -77,7 +79,8 @@ SIDE_FILES = {
 }
 CAUSAL = "ForCausalLM"
 # By model_type: texts of a wrapper that transformers computes; its class here has others.
-TEXTS = {"ministral3": ["Ministral3ForCausalLM"], "mistral4": ["Mistral4ForCausalLM"]}
+TEXTS = {"ministral3": "Ministral3ForCausalLM", "mistral4": "Mistral4ForCausalLM"}
+INTERNVL_TEXTS = {"gpt_oss": "GptOssForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 # Replaces the suffix of a family's name if the model has another head, or none.
 OTHER_HEADS = ("ForSequenceClassification", "Model")
 
@@ -100,7 +103,9 @@ def read_architectures(folder: Path, pools: bool = False) -> list[str]:
     architecture may lack our keys. If the model ``pools``, the names are the families' decoders,
     independent of its head. Raises ConfigError."""
     config = decode_json(find_file(folder, CONFIG_FILE), _Config)
-    names = TEXTS.get(str((config.text_config or {}).get("model_type")), config.architectures)
+    kind = str((config.text_config or {}).get("model_type"))
+    texts = TEXTS | INTERNVL_TEXTS if INTERNVL in config.architectures else TEXTS
+    names = [texts[kind]] if kind in texts else config.architectures
     return [_causal_name(name) for name in names] if pools else names
 
 

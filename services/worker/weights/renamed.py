@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
 IMAGES = (  # and sounds
     *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
-    *("vision_model.", "resampler_model.", "mm_projector."),
-    *("merger.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
+    *("vision_model.", "resampler_model.", "mm_projector.", "vision_encoder.", "merger.", "mlp1."),
+    *("vision_projection.", "embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
 )
 
 
@@ -42,6 +42,5 @@ def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` by our names, if its family has others."""
     for name in config.architectures:
         if module := VIEWS.get(name):
-            text = TextPart(checkpoint)
-            return cast(Checkpoint, import_module(module).view(text, config))
+            return cast(Checkpoint, import_module(module).view(TextPart(checkpoint), config))
     return TextPart(checkpoint)

@@ -13,7 +13,9 @@ from services.worker.models.registry import MODELS, read_architectures, read_mod
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
-from tests.media.checkpoints import FAMILIES, Expected, reference, save_checkpoint
+from tests.media.checkpoints import save_checkpoint
+from tests.media.families import FAMILIES
+from tests.media.references import Expected, reference
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.driver import Driver, Job
 

@@ -50,12 +50,3 @@ def test_special_tokens_are_all_that_the_folder_names(tmp_path: Path):
         "sep_token": "[SEP]",
         "image_token": "<image>",
     }
-
-
-def test_the_published_text_of_an_image_is_the_token(tmp_path: Path) -> None:
-    """ERNIE-4.5-VL's own software replaces it in prompts."""
-    source = "<|IMAGE_START|><|image@placeholder|><|IMAGE_END|>"
-    expected = "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"
-    assert read_templates(tmp_path, {"chat_template": source}, None) == {"default": expected}
-    (tmp_path / "other.jinja").write_text(source)
-    assert read_templates(tmp_path, {}, tmp_path / "other.jinja") == {"default": expected}

@@ -10,7 +10,8 @@ from services.tokenizer.media.reading import MediaReading
 from services.tokenizer.text_model import TextModel
 from shared.media.families import read_family
 from shared.media.family import limits_of
-from tests.media.checkpoints import MAX_LEN, MEDIA, Reference, reference, save_checkpoint
+from tests.media.checkpoints import MAX_LEN, MEDIA, save_checkpoint
+from tests.media.references import Reference, reference
 
 MAX_IMAGE_PIXELS = 1 << 20
 

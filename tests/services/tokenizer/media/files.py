@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from shared.wire.codec import Array
-from tests.media.checkpoints import picture
+from tests.media.pictures import picture
 
 
 def file_of(image: Image.Image, kind: str = "PNG", **options: Any) -> Array:

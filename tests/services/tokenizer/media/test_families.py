@@ -13,14 +13,9 @@ from shared.errors import ConfigError
 from shared.media.families import read_family
 from shared.media.family import Family, PixelLimits
 from shared.wire.messages import Item
-from tests.media.checkpoints import (
-    FAMILIES,
-    MEDIA,
-    Reference,
-    preprocessor,
-    reference,
-    save_checkpoint,
-)
+from tests.media.checkpoints import MEDIA, preprocessor, save_checkpoint
+from tests.media.families import FAMILIES
+from tests.media.references import Reference, reference
 from tests.services.worker.checkpoints import change_config
 
 SIDES = st.integers(1, 60) | st.integers(1, 9000)

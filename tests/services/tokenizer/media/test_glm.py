@@ -12,8 +12,9 @@ from services.tokenizer.text_model import TextModel
 from shared.media.families import read_family
 from shared.media.glm4v import RepeatedSquares
 from shared.settings.tokenizer import TokenizerConfig
-from tests.media.checkpoints import MAX_LEN, picture, preprocessor
+from tests.media.checkpoints import MAX_LEN, preprocessor
 from tests.media.glm_checkpoints import GlmReference, glm_reference, save_glm
+from tests.media.pictures import picture
 from tests.services.tokenizer.media.files import file_of
 from tests.services.tokenizer.media.test_requests import (
     Tokenizer,

@@ -13,8 +13,9 @@ from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError
 from shared.media.families import read_family
 from shared.settings.tokenizer import TokenizerConfig
-from tests.media.checkpoints import MAX_LEN, picture, preprocessor
+from tests.media.checkpoints import MAX_LEN, preprocessor
 from tests.media.llava_checkpoints import SquareReference, save_llava, square_reference
+from tests.media.pictures import picture
 from tests.services.tokenizer.media.files import file_of, open_file, with_orientation
 from tests.services.tokenizer.media.test_requests import (
     Tokenizer,

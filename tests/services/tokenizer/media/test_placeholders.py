@@ -54,6 +54,18 @@ def test_runs_of_other_lengths_are_refused(ids: list[int]):
         images_of([1, 3]).find_items(np.array(ids, np.int32), [0, 1])
 
 
+def test_images_and_videos_may_have_one_placeholder() -> None:
+    image = read_image(3)
+    read = [image, image._replace(kind="video"), image]
+    both = Placeholder(PLACEHOLDER, "<any>", "image"), Placeholder(PLACEHOLDER, "<any>", "video")
+    media = ReadMedia(read, both)
+    ids = media.expand(np.array([1, PLACEHOLDER, 2, PLACEHOLDER], np.int32), [1, 2])
+    assert ids.tolist() == [1, 9, 9, 9, 2, 9, 9, 9]
+    assert [item.kind for item in media.find_items(ids, [1, 2])] == ["video", "image"]
+    with pytest.raises(InvalidRequest, match=r"writes 2 placeholders \(<any>\) for 3 images and v"):
+        media.expand(np.array([PLACEHOLDER] * 2, np.int32), [0, 1, 2])
+
+
 def test_a_limit_that_is_given_alone_moves_the_other():
     for kwargs, expected in (
         ("", LIMITS),

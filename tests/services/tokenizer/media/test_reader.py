@@ -6,9 +6,12 @@ from PIL import Image, ImageOps
 
 from services.tokenizer.media.reader import FORMATS, scaled
 from services.tokenizer.media.reader_messages import Targets
+from services.tokenizer.media.upright import upright as upright_image
 from shared.media.families import read_family
 from shared.media.family import Family
-from tests.media.checkpoints import FAMILIES, Reference, picture
+from tests.media.families import FAMILIES
+from tests.media.pictures import picture
+from tests.media.references import Reference
 from tests.services.tokenizer.media.files import (
     animation,
     file_of,
@@ -59,7 +62,8 @@ def pixels_of(family: Family, file: np.ndarray) -> Image.Image:
     image = open_file(file)
     sizes = [image.size, image.size[::-1]]
     upright, turned = (family.fit(*size, family.limits).size[:0:-1] for size in sizes)
-    return scaled(image, Targets(upright, turned))
+    whole, is_turned = upright_image(image)
+    return scaled(whole, Targets(upright, turned), is_turned)
 
 
 @pytest.mark.parametrize("name", FILES)

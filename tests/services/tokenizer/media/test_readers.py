@@ -19,7 +19,7 @@ from services.tokenizer.media import readers as module
 from services.tokenizer.media.reader_messages import Answer, Targets
 from services.tokenizer.media.readers import Pixels, Readers, Unreadable
 from shared.errors import InvalidRequest, Unavailable
-from tests.media.checkpoints import picture
+from tests.media.pictures import picture
 from tests.services.tokenizer.media.files import bomb, file_of, png_of
 
 MAX_PIXELS = 1 << 20

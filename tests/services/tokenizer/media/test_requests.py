@@ -33,7 +33,9 @@ from shared.wire.messages import (
     Submit,
     TextOptions,
 )
-from tests.media.checkpoints import MAX_LEN, MEDIA, Reference, picture
+from tests.media.checkpoints import MAX_LEN, MEDIA
+from tests.media.pictures import picture
+from tests.media.references import Reference
 from tests.services.tokenizer.media.conftest import MakeReading
 from tests.services.tokenizer.media.files import file_of, png_of
 from tests.services.tokenizer.one_scheduler import OneScheduler
@@ -361,12 +363,12 @@ async def test_a_model_without_images_takes_the_placeholder(model: TextModel):
 async def test_a_template_has_to_write_each_image_once(
     model: TextModel, make_reading: MakeReading, template: str, problem: str
 ):
-    reading, templates = make_reading(), model._templates
-    model._templates = ChatTemplates({"default": template}, False)
+    reading, templates = make_reading(), model.templates
+    model.templates = ChatTemplates({"default": template}, False)
     try:
         failed = await Tokenizer(model, reading).ask(*chat([user(image(0))], 1), FILES[0])
     finally:
-        model._templates = templates
+        model.templates = templates
     assert failed.status == 400
     assert problem in failed.message
     await reading.close()

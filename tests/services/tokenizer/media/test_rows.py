@@ -15,7 +15,7 @@ from shared.media.families import read_family
 from shared.media.family import PixelLimits, limits_of
 from shared.media.pixtral import RowsOfPatches
 from shared.wire.messages import ChoiceStart, Medium
-from tests.media.checkpoints import MAX_LEN, picture
+from tests.media.checkpoints import MAX_LEN
 from tests.media.llava_checkpoints import (
     LONGEST,
     MEDIA,
@@ -23,6 +23,7 @@ from tests.media.llava_checkpoints import (
     rows_reference,
     save_mistral3,
 )
+from tests.media.pictures import picture
 from tests.services.tokenizer.media.files import file_of
 from tests.services.tokenizer.media.test_requests import (
     NO_IDS,

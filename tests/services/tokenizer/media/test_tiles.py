@@ -1,4 +1,4 @@
-"""Images of InternVL: tiles and ids equal transformers'."""
+"""Images of InternVL and Qianfan-OCR: tiles and ids equal transformers'."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,14 +15,17 @@ from shared.media.families import read_family
 from shared.media.family import PixelLimits
 from shared.media.internvl import Tiles
 from shared.settings.tokenizer import TokenizerConfig
-from tests.media.checkpoints import MAX_LEN, picture, preprocessor
+from tests.media.checkpoints import MAX_LEN, preprocessor
 from tests.media.internvl_checkpoints import (
     IMAGE,
     SIDE,
+    TEXT,
     TilesReference,
     save_internvl,
+    save_qianfan,
     tiles_reference,
 )
+from tests.media.pictures import picture
 from tests.services.tokenizer.media.files import file_of, open_file, with_orientation
 from tests.services.tokenizer.media.test_requests import (
     Tokenizer,
@@ -36,10 +39,10 @@ from tests.services.tokenizer.media.test_requests import (
 SIZES = [(1, 1), (200, 1), (56, 56), (57, 56), (112, 112), (301, 99), (30, 141), (150, 100)]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("internvl")
-    save_internvl(folder)
+@pytest.fixture(scope="module", params=[save_internvl, save_qianfan])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiles")
+    request.param(folder)
     return folder
 
 
@@ -105,6 +108,17 @@ async def test_a_prompt_is_that_of_transformers(
     ]
     found = oracle.images(images=tiles, return_tensors="pt")["pixel_values"]
     assert (found == wanted["pixel_values"]).all()
+
+
+async def test_the_text_that_a_template_writes_is_no_placeholder_elsewhere(
+    tokenizer: Tokenizer, oracle: TilesReference
+) -> None:
+    """Qianfan-OCR's is no token."""
+    file = file_of(picture(0, SIDE, SIDE))
+    generate, (ids, *_) = await tokenizer.ask(*chat([user(text(TEXT), image(0))], 1), file)
+    (item,) = generate.items
+    before = oracle.tokenizer("<|im_start|>user\n" + TEXT)["input_ids"]
+    assert ids[: item.start].tolist() == before
 
 
 async def test_fewer_tiles_may_be_asked_for(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,8 @@ from services.tokenizer.text_model import TextModel
 from shared.media.frame_list import pack
 from shared.wire.codec import Array
 from shared.wire.messages import Convert, Failed, Medium
-from tests.media.checkpoints import Clip, Reference, picture
+from tests.media.pictures import picture
+from tests.media.references import Clip, Reference
 from tests.media.videos import decoded, encoded, index_first, needs_av, scene
 from tests.services.tokenizer.media.conftest import MakeReading
 from tests.services.tokenizer.media.files import file_of

@@ -13,7 +13,8 @@ from shared.errors import ConfigError
 from shared.media.families import read_family
 from shared.media.family import Family, Film, VideoLimits, Videos
 from shared.wire.messages import Item, MediumKind
-from tests.media.checkpoints import MEDIA, Reference, preprocessor, reference, save_checkpoint
+from tests.media.checkpoints import MEDIA, preprocessor, save_checkpoint
+from tests.media.references import Reference, reference
 from tests.media.videos import metadata, processor_of
 
 MANY = settings(max_examples=200, deadline=None)

@@ -14,7 +14,8 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from shared.media.families import read_family
 from shared.media.family import Family, Film, VideoLimits, Videos
 from shared.wire.messages import Convert, Item
-from tests.media.checkpoints import MAX_LEN, Clip, Reference
+from tests.media.checkpoints import MAX_LEN
+from tests.media.references import Clip, Reference
 from tests.media.videos import metadata, processor_of, scene
 from tests.services.tokenizer.media.test_requests import Tokenizer, chat, text, tokenizer, user
 from tests.services.tokenizer.media.test_videos import check, listed, media, video

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.media.checkpoints import Reference, reference, save_checkpoint
+from tests.media.checkpoints import save_checkpoint
+from tests.media.references import Reference, reference
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,8 @@ from shared.media.families import read_family
 from shared.media.family import digest_of, placeholders_of
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, MediumKind, RunKind, SamplingParams, StepPlan
-from tests.media.checkpoints import FAMILIES, Clip, Expected, Reference
+from tests.media.families import FAMILIES
+from tests.media.references import Clip, Expected, Reference
 from tests.services.worker.driver import Driver, Job
 
 NUM_TOKENS = 12
@@ -98,11 +99,13 @@ def _kind(part: Image.Image | Clip) -> MediumKind:
 def _groups(oracle: Reference, part: Image.Image | Clip) -> list[tuple[Sequence[Image.Image], int]]:
     """Frames of an item, and their time."""
     if isinstance(part, Image.Image):
-        return [(oracle.frames(part), 0)]
-    speed = getattr(oracle.model.config.vision_config, "tokens_per_second", 0)
-    frames = part.frames
+        return [(frames, 0) for frames in oracle.items(part)]
+    config, frames = oracle.model.config, part.frames
+    interval = getattr(config.vision_config, "tokens_per_second", 0) * part.seconds
+    if config.model_type == "ernie4_5_vl_moe":
+        interval = 1
     return [
-        (frames[start : start + 2], int(start // 2 * speed * part.seconds))
+        (frames[start : start + 2], int(start // 2 * interval))
         for start in range(0, len(frames), 2)
     ]
 
@@ -155,8 +158,9 @@ class MediaDriver(Driver):
         return found
 
     def _tables(self, num: int) -> list[list[list[int]]]:
-        length = -(-self.engine.capacity.max_model_len // self.engine.capacity.block_size)
-        return np.arange(num * length).reshape(num, 1, length).tolist()
+        capacity = self.engine.capacity
+        shape = num, len(capacity.groups), -(-capacity.max_model_len // capacity.block_size)
+        return np.arange(np.prod(shape)).reshape(shape).tolist()
 
     def _admit(self, slot: int, job: Job, tables: list[list[int]]) -> Admit:
         row = super()._admit(slot, job, tables)

@@ -26,7 +26,8 @@ from shared.wire.messages import (
     Prefill,
     StepPlan,
 )
-from tests.media.checkpoints import Reference, picture
+from tests.media.pictures import picture
+from tests.media.references import Reference
 from tests.mesh.arena_parts import NO_IDS, FakePeer
 from tests.services.worker.driver import Driver
 from tests.services.worker.media.gates import WAIT_S, Gate

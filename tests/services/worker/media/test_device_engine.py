@@ -10,7 +10,7 @@ from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
-from tests.media.checkpoints import Reference
+from tests.media.references import Reference
 from tests.selection import only
 from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled

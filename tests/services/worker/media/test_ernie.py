@@ -1,13 +1,17 @@
 """ERNIE-4.5-VL: experts of texts and of images, and layouts of its checkpoints."""
 
+import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.layers.experts import Experts
@@ -18,7 +22,9 @@ from services.worker.startup.model_shape import count_parameters
 from services.worker.weights.load import build_model
 from shared.errors import ConfigError
 from shared.media.families import read_family
-from tests.media.checkpoints import Reference, publish_ernie
+from tests.media.checkpoints import publish_ernie
+from tests.media.references import Clip, Reference
+from tests.media.videos import processor_of, scene
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media.prompts import (
     GREEDY,
@@ -45,6 +51,12 @@ def chats(oracle: Reference) -> list[Chat]:
     ]
 
 
+@pytest.fixture(scope="session")
+def film(oracle: Reference) -> Chat:
+    frames = scene(4, 6, 3 * oracle.side, 2 * oracle.side)
+    return chat(oracle, "What moves? ", Clip(frames), " And here? ", oracle.picture(1, 3, 5))
+
+
 @pytest.fixture(params=["published", "modules of transformers"])
 def other(request: pytest.FixtureRequest, folder: Path, oracle: Reference, tmp_path: Path) -> Path:
     """The checkpoint in another layout."""
@@ -59,14 +71,25 @@ def other(request: pytest.FixtureRequest, folder: Path, oracle: Reference, tmp_p
     return tmp_path
 
 
-def test_other_layouts_give_the_same_texts(folder: Path, other: Path, chats: list[Chat]) -> None:
+def test_other_layouts_give_the_same_texts(
+    folder: Path, other: Path, chats: list[Chat], film: Chat
+) -> None:
     one, another = read_family(folder), read_family(other)
     assert one is not None
     assert another is not None
-    assert vars(one) | {"image_ids": ()} == vars(another) | {"image_ids": ()}
+    assert one.videos is not None
+    assert another.videos is not None
+    of_files = {"image_ids": (), "videos": None}
+    assert vars(one) | of_files == vars(another) | of_files
     assert {START, END, IMAGE} <= {*one.image_ids} & {*another.image_ids}
-    engine = make_engine(other, "torch", **LIMITS)
-    assert texts_of(engine, chats, chunk_sizes=[30]) == [each.expected.ids for each in chats]
+    is_published = "text_config" not in json.loads((other / "config.json").read_text())
+    placeholder = another.videos.placeholder
+    assert (one.videos.placeholder, placeholder) == (VIDEO, IMAGE if is_published else VIDEO)
+    ids = np.array(film.expected.prompt_ids)
+    written = replace(film.expected, prompt_ids=np.where(ids == VIDEO, placeholder, ids).tolist())
+    film = Chat(written, film.items, film.pixels)
+    engine, crowd = make_engine(other, "torch", **LIMITS), [*chats, film]
+    assert texts_of(engine, crowd, chunk_sizes=[30]) == [each.expected.ids for each in crowd]
 
 
 def test_a_published_tower_is_the_same(folder: Path, tmp_path: Path, chats: list[Chat]) -> None:
@@ -80,12 +103,44 @@ def test_a_published_tower_is_the_same(folder: Path, tmp_path: Path, chats: list
     assert Sizes(tmp_path, torch.float32).weights == Sizes(folder, torch.float32).weights
 
 
+@pytest.mark.parametrize("num_groups", [1, 3])
+def test_pairs_of_frames_have_the_features_of_the_whole_video(
+    folder: Path, oracle: Reference, num_groups: int
+) -> None:
+    frames = scene(1, 2 * num_groups, 3 * oracle.side, 2 * oracle.side)
+    processor = processor_of("ernie4_5_vl_moe").Ernie4_5_VLMoeVideoProcessor
+    values = SimpleNamespace(rescale_and_normalize=normalized)
+    pixels = np.stack([np.asarray(frame) for frame in frames])
+    given = processor._preprocess(
+        values,
+        [torch.from_numpy(pixels).permute(0, 3, 1, 2)],
+        do_resize=False,
+        image_mean=oracle.images.image_mean,
+        image_std=oracle.images.image_std,
+        patch_size=14,
+        merge_size=2,
+    )
+    with torch.inference_mode():
+        (expected,) = oracle.model.get_video_features(**given).pooler_output
+    tower = Tower(folder, torch.float32)
+    pairs = [tower.features(pixels[start : start + 2]) for start in range(0, len(frames), 2)]
+    torch.testing.assert_close(torch.cat(pairs), expected, rtol=1e-5, atol=1e-5)
+
+
+def normalized(
+    frames: Tensor, _: bool, factor: float, __: bool, mean: list[float], std: list[float]
+) -> Tensor:
+    """As the processor does by torchvision."""
+    return (frames * factor - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+
+
 @pytest.mark.parametrize("kernels", ENGINES)
 def test_texts_side_by_side_and_after_hits(
-    folder: Path, oracle: Reference, chats: list[Chat], kernels: str
+    folder: Path, oracle: Reference, chats: list[Chat], film: Chat, kernels: str
 ) -> None:
     """Hits end within the first item, between its last token and the id after it, and later."""
-    engine, crowd = make_engine(folder, kernels, **LIMITS), [*chats, chat(oracle, "No picture.")]
+    engine = make_engine(folder, kernels, **LIMITS)
+    crowd = [*chats, film, chat(oracle, "No picture.")]
     expected = [each.expected.ids for each in crowd]
     assert texts_of(engine, crowd, chunk_sizes=[30, 11, 3]) == expected
     first, second = chats[1].items

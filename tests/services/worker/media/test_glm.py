@@ -13,8 +13,8 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.tower import Tower
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
-from tests.media.checkpoints import picture
 from tests.media.glm_checkpoints import KINDS, ROTATIONS, GlmReference, glm_reference, save_glm
+from tests.media.pictures import picture
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media.prompts import Chat, chat, texts_of
 

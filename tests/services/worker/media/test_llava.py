@@ -12,8 +12,8 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.tower import Sizes, Tower
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
-from tests.media.checkpoints import picture
 from tests.media.llava_checkpoints import SquareReference, save_llava, square_reference
+from tests.media.pictures import picture
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media.prompts import Chat, chat, texts_of
 

@@ -11,7 +11,7 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.media import addition
 from shared.wire.messages import ALL_TOKENS
-from tests.media.checkpoints import Reference
+from tests.media.references import Reference
 from tests.selection import only
 from tests.services.worker.driver import model_of
 from tests.services.worker.media.prompts import (

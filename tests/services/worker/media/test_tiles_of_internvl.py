@@ -1,4 +1,5 @@
-"""Images of InternVL, which are cut into tiles: towers and texts against transformers."""
+"""Images of InternVL and Qianfan-OCR, which are cut into tiles: towers and texts against
+transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,15 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.tower import Sizes, Tower
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
-from tests.media.checkpoints import picture
 from tests.media.internvl_checkpoints import (
+    KINDS,
     SIDE,
     TilesReference,
     save_internvl,
+    save_qianfan,
     tiles_reference,
 )
+from tests.media.pictures import picture
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media.prompts import Chat, chat, texts_of
 
@@ -27,10 +30,13 @@ FIRST, SECOND = picture(1, 2 * SIDE, SIDE), picture(2, 2 * SIDE, SIDE)
 SMALL = picture(3, SIDE, SIDE)
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2"])
+@pytest.fixture(scope="module", params=[*KINDS, "qianfan"])
 def tiles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("internvl")
-    save_internvl(folder, kind=request.param)
+    folder = tmp_path_factory.mktemp("tiles")
+    if request.param == "qianfan":
+        save_qianfan(folder)
+    else:
+        save_internvl(folder, kind=request.param)
     return folder
 
 
@@ -80,7 +86,7 @@ def test_features_are_those_of_the_whole_model(tiles: Path, oracle: TilesReferen
 
 def test_other_models_of_texts_are_refused(tiles: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiles / "config.json").read_bytes())
-    text = {"model_type": "gpt_oss", "vocab_size": 260, "max_position_embeddings": 512}
+    text = {"model_type": "llama", "vocab_size": 260, "max_position_embeddings": 512}
     change_config(tmp_path, text_config=text | {"rms_norm_eps": 1e-5})
-    with pytest.raises(ConfigError, match="gpt_oss"):
+    with pytest.raises(ConfigError, match="llama"):
         read_model_config(tmp_path)

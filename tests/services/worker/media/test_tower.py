@@ -16,14 +16,10 @@ from services.worker.media.preprocessors import read_preprocessor
 from services.worker.media.tower import Sizes, Tower
 from shared.errors import ConfigError
 from shared.media.families import read_family
-from tests.media.checkpoints import (
-    FAMILIES,
-    Reference,
-    picture,
-    preprocessor,
-    reference,
-    save_checkpoint,
-)
+from tests.media.checkpoints import preprocessor, save_checkpoint
+from tests.media.families import FAMILIES
+from tests.media.pictures import picture
+from tests.media.references import Reference, reference
 
 FLAT = ("qwen2.5-vl", "paddleocr-vl")  # in older configs
 SIZES = [(2, 2), (3, 5), (10, 1), (9, 7)]  # in squares

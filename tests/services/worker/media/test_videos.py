@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.engines import ENGINES, make_engine
+from services.tokenizer.media.reader_messages import Targets
+from services.tokenizer.media.stamps import draw
 from services.worker.backends.native import NativeLM
-from tests.media.checkpoints import Clip, Reference
+from tests.media.references import Clip, Reference
 from tests.media.videos import scene
 from tests.services.worker.driver import model_of
 from tests.services.worker.media.prompts import Chat, chat, texts_of
@@ -15,16 +17,19 @@ from tests.services.worker.media.prompts import Chat, chat, texts_of
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
 
 
-QWEN3 = pytest.param("qwen3-vl", marks=pytest.mark.slow)
+QWEN3, ERNIE = (pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-vl", "ernie4.5-vl"))
 pytestmark = pytest.mark.parametrize(
-    "folder", ["qwen2.5-vl", QWEN3], indirect=True, scope="session"
+    "folder", ["qwen2.5-vl", QWEN3, ERNIE], indirect=True, scope="session"
 )
 
 
 def clip(oracle: Reference, seed: int, *sides: int, seconds: float) -> Clip:
-    """Its frames have whole tokens. Qwen3-VL reads its times."""
-    frames = scene(seed, *sides)
-    if oracle.model.config.model_type != "qwen3_vl":
+    """Its frames have whole tokens. Qwen3-VL reads its times, and ERNIE-4.5-VL sees them."""
+    frames, kind = scene(seed, *sides), oracle.model.config.model_type
+    if kind == "ernie4_5_vl_moe":
+        for number, frame in enumerate(frames):
+            draw(frame, Targets((0, 0), (0, 0), stamps=[f"{number / 2 * seconds:05.2f}"]), 0)
+    if kind != "qwen3_vl":
         return Clip(frames, seconds)
     labels = [f"<{seconds * (number + 0.25):.1f} seconds>" for number in range(len(frames) // 2)]
     return Clip(frames, labels=labels)

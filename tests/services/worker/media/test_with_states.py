@@ -14,7 +14,7 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.rotations import axes_of
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
-from tests.media.checkpoints import Clip, Reference
+from tests.media.references import Clip, Reference
 from tests.media.videos import scene
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.media.checkpoints import reference, save_checkpoint
+from tests.media.checkpoints import save_checkpoint
+from tests.media.references import reference
 from tests.services.worker.media.prompts import Chat, chat, texts_of
 from tests.services.worker.ranks.rank_processes import Case, Texts, texts_of_ranks
 
