@@ -42,6 +42,13 @@ def test_edges_of_blocks_and_tiles_agree(start: int, width: int) -> None:
     compare(Step([start, 0], width, block_size=16), SMALL, TOLERANCE)
 
 
+@pytest.mark.parametrize("window", [None, 5, 30])
+@pytest.mark.parametrize("together", [7, 50])
+def test_tokens_of_images_see_each_other(together: int, window: int | None) -> None:
+    step = Step([20], 2, [(0, 150), (17, 9)], block_size=16, together=together)
+    compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
+
+
 @pytest.mark.parametrize("group_size", [1, 3, 4, 8, 20])
 @pytest.mark.parametrize("hides", [False, True])
 def test_any_group_of_heads_agrees(group_size: int, hides: bool) -> None:
