@@ -7,6 +7,7 @@ import msgspec
 
 from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.gemma3 import StretchedSquare
 from shared.media.glm4v import RepeatedSquares
 from shared.media.internvl import Tiles
 from shared.media.llava import CroppedSquare
@@ -18,6 +19,7 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
+    "Gemma3ForConditionalGeneration": StretchedSquare.read,
     "Glm46VForConditionalGeneration": RepeatedSquares.read,
     "Glm4vForConditionalGeneration": RepeatedSquares.read,
     "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,

@@ -56,7 +56,14 @@ class ImageFitting(Fitting):
         if upright.is_tiled:
             return Targets(whole, turned_whole, tile=_width_and_height(upright))
         crop = None if upright.scaled is None else _width_and_height(upright)
-        return Targets(whole, turned_whole, crop)
+        return Targets(
+            whole,
+            turned_whole,
+            crop,
+            resample=upright.resample,
+            boxes=[*upright.boxes],
+            turned_boxes=[*turned.boxes],
+        )
 
     def medium(self, pixels: Pixels | None, salt: str) -> ReadMedium:
         size, data = self._size, NO_PIXELS
@@ -64,7 +71,7 @@ class ImageFitting(Fitting):
             num_frames = len(pixels.data) // (3 * pixels.height * pixels.width)
             size, data = (num_frames, pixels.height, pixels.width), pixels.data
         ids = self._family.ids(size)
-        return ReadMedium(self.kind, ids, (_item(self.kind, 0, len(ids), size, data, salt),))
+        return ReadMedium(self.kind, ids, (item_of(self.kind, 0, len(ids), size, data, salt),))
 
 
 class VideoFitting(Fitting):
@@ -113,7 +120,7 @@ class VideoFitting(Fitting):
             groups = _in_groups(pixels.data, self.num_items, prod(size) * 3)
         num = self._family.num_tokens(size)
         items = (
-            _item(self.kind, start, num, size, data, salt, time)
+            item_of(self.kind, start, num, size, data, salt, time)
             for start, data, time in zip(self._starts, groups, self._times, strict=True)
         )
         return ReadMedium(self.kind, self._ids, tuple(items))
@@ -138,7 +145,7 @@ def _in_groups(data: Array, num: int, num_bytes: int) -> list[Array]:
     return [*data.reshape(num, num_bytes)]
 
 
-def _item(
+def item_of(
     kind: MediumKind,
     start: int,
     num_tokens: int,

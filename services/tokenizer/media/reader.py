@@ -79,7 +79,12 @@ def _image(fd: int, data: bytearray, max_pixels: int) -> Answer:
         targets = _targets(Answer(image.width, image.height), max_pixels)
         if targets is None:
             return Answer()
-        frames = _tiles(image, targets) if targets.tile else [scaled(image, targets)]
+        if targets.tile:
+            frames = _tiles(image, targets)
+        elif targets.boxes:
+            frames = _crops(image, targets)
+        else:
+            frames = [scaled(image, targets)]
     place = 0
     for frame in frames:
         place = _put(fd, frame, place)
@@ -96,6 +101,15 @@ def _tiles(image: Image.Image, targets: Targets) -> list[Image.Image]:
     tiles = [large.crop((left, top, left + across, top + down)) for top, left in corners]
     view = whole.resize(targets.tile, Image.Resampling.BICUBIC)
     return [*tiles, view] if len(tiles) > 1 else tiles
+
+
+def _crops(image: Image.Image, targets: Targets) -> list[Image.Image]:
+    """After the whole image."""
+    whole, turned = upright(image)
+    size = targets.turned if turned else targets.upright
+    boxes = targets.turned_boxes if turned else targets.boxes
+    resample = Image.Resampling(targets.resample)
+    return [each.resize(size, resample) for each in (whole, *map(whole.crop, boxes))]
 
 
 def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
@@ -172,7 +186,7 @@ def scaled(image: Image.Image, targets: Targets) -> Image.Image:
     """The upright image, scaled by the same code as in transformers' processors for Pillow."""
     image, is_turned = upright(image)
     target = targets.turned if is_turned else targets.upright
-    image = image.resize(target, Image.Resampling.BICUBIC)
+    image = image.resize(target, Image.Resampling(targets.resample))
     if targets.crop is None:
         return image
     width, height = targets.crop

@@ -11,6 +11,7 @@ from math import prod
 
 import msgspec
 
+from shared.media.family import BICUBIC, Box
 from shared.wire.messages import MediumKind
 
 
@@ -25,14 +26,19 @@ class File(msgspec.Struct, array_like=True):
 class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
     quarter. Then the middle of the size ``crop`` is cut out, or the image is cut into tiles of the
-    size ``tile``, row by row; the whole image in that size follows several. Of a video these
-    ``frames`` are wanted, numbers in ascending order."""
+    size ``tile``, row by row; the whole image in that size follows several. Or its parts in
+    ``boxes`` follow it in its size, of an image that is turned those in ``turned_boxes``. Of a
+    video these ``frames`` are wanted, numbers in ascending order. ``resample`` is Pillow's
+    number."""
 
     upright: tuple[int, int]
     turned: tuple[int, int]
     crop: tuple[int, int] | None = None
     frames: list[int] | None = None
     tile: tuple[int, int] | None = None
+    resample: int = BICUBIC
+    boxes: list[Box] = []
+    turned_boxes: list[Box] = []
 
     @property
     def made(self) -> list[tuple[int, int, int]]:
@@ -41,7 +47,7 @@ class Targets(msgspec.Struct, array_like=True):
             num_tiles = (prod(each) // prod(self.tile) for each in (self.upright, self.turned))
             return [(*self.tile, num + (num > 1)) for num in num_tiles]
         sizes = [self.upright, self.turned] if self.crop is None else [self.crop]
-        num = 1 if self.frames is None else len(self.frames)
+        num = 1 + len(self.boxes) if self.frames is None else len(self.frames)
         return [(*size, num) for size in sizes]
 
 

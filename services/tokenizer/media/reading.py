@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from services.tokenizer.media.crops import CropFitting
 from services.tokenizer.media.fitting import Fitting, ImageFitting, VideoFitting
 from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.metrics import CACHE_HITS, CACHE_MISSES, READ_SECONDS
@@ -23,6 +24,7 @@ from shared.errors import ConfigError, InvalidRequest
 from shared.media.families import read_family
 from shared.media.family import (
     Family,
+    Marked,
     PixelLimits,
     VideoLimits,
     limits_of,
@@ -117,6 +119,7 @@ class MediaReading(MediaReader):
         self.kinds = ("image",)
         self.more_kinds = tuple(kind for kind in texts if kind != "image")
         self._family = family
+        self._marked = family if isinstance(family, Marked) else None
         ids = placeholders_of(family)
         self._placeholders = [Placeholder(ids[kind], text, kind) for kind, text in texts.items()]
         self._no_images = NoImages(self._placeholders)
@@ -159,7 +162,8 @@ class MediaReading(MediaReader):
             hold.end()
             raise
         media = [readings[key].result() for key in keys]
-        return ReadMedia(media, self._placeholders, hold)
+        about = self._placeholders, self._max_model_len
+        return ReadMedia(media, *about, hold, self._marked)
 
     async def close(self) -> None:
         await self._readers.close()
@@ -179,7 +183,9 @@ class MediaReading(MediaReader):
 
     def _fitting(self, wanted: _Wanted) -> Fitting:
         if isinstance(wanted.limits, PixelLimits):
-            return ImageFitting(self._family, wanted.limits)
+            if self._marked is None:
+                return ImageFitting(self._family, wanted.limits)
+            return CropFitting(self._family, self._marked, wanted.limits, self._encode)
         assert self._family.videos is not None
         return VideoFitting(self._family, self._family.videos, wanted.limits, self._encode)
 
