@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
+from services.scheduler.media.cell import WholeItem
 from services.worker.engine.protocol import StepOutput
 from services.worker.media.item_check import uncached_items
 from shared.media.families import read_family
@@ -134,7 +135,7 @@ class Wrapped:
 
 class MediaDriver(Driver):
     """The first ``num_cached`` ids have their KV in the blocks of the run before, which had equal
-    jobs."""
+    jobs. Chunks are cut as the scheduler cuts them."""
 
     def __init__(
         self,
@@ -155,8 +156,19 @@ class MediaDriver(Driver):
         return found
 
     def _tables(self, num: int) -> list[list[list[int]]]:
-        length = -(-self.engine.capacity.max_model_len // self.engine.capacity.block_size)
-        return np.arange(num * length).reshape(num, 1, length).tolist()
+        capacity = self.engine.capacity
+        length = -(-capacity.max_model_len // capacity.block_size)
+        shape = num, len(capacity.groups), length
+        return np.arange(np.prod(shape)).reshape(shape).tolist()
+
+    def _chunk(self, job: Job, num_lacking: int) -> int:
+        first = len(job.prompt) - num_lacking
+        end = first + super()._chunk(job, num_lacking)
+        assert isinstance(job, MediaJob)
+        for item in job.items:
+            if item.kind in self.engine.capacity.whole_media:
+                end = WholeItem(item.start, item.end)(first, end, len(job.prompt))
+        return end - first
 
     def _admit(self, slot: int, job: Job, tables: list[list[int]]) -> Admit:
         row = super()._admit(slot, job, tables)
