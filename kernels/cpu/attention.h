@@ -22,6 +22,14 @@ struct Rows {
   const int64_t* tables;    // [num_rows, table_stride], block tables
   int table_stride;
   const int64_t* first_keys;  // [num_rows]: earlier keys are hidden; or null
+  // [tokens]: tokens of images see their row's keys up to this place, others up to their own; not
+  // descending in a row. Or null: there are none.
+  const int64_t* ends;
+
+  // The key after the last one that a token sees which stands at `own` in its row.
+  int end_of(int64_t token, int own) const {
+    return ends && ends[token] > own + 1 ? (int)ends[token] : own + 1;
+  }
 };
 
 // The row of token t.
@@ -115,7 +123,8 @@ class Units {
       }
       for (int token = 0; token < num_tokens; token += step) {
         int num = token + step < num_tokens ? step : num_tokens - token;
-        int num_seen = num_keys - (num_tokens - token - num);
+        int own = num_keys - (num_tokens - token - num) - 1;
+        int num_seen = rows.end_of(rows.starts[row] + token + num - 1, own);
         add({row, token, num, 0, div_up(within(most, num_seen), SPLIT), -1});
         widest = num > widest ? num : widest;
       }
@@ -214,23 +223,32 @@ struct Attention {
     }
   }
 
+  // The token of query i of an item, counted from the row's first one.
+  int token_of(const Item& item, int i) const {
+    return item.unit.token + i % item.per_head / group_size();
+  }
+
   // Index of query i of an item in [tokens, num_heads].
   size_t place(const Item& item, int i) const {
     int group = group_size(), head = item.first_head + i / item.per_head;
-    int64_t token = rows.starts[item.unit.row] + item.unit.token + i % item.per_head / group;
+    int64_t token = rows.starts[item.unit.row] + token_of(item, i);
     return token * num_heads + head * group + i % group;
+  }
+
+  // The key of query i itself.
+  int own_key(const Item& item, int i) const {
+    return (int)rows.num_keys[item.unit.row] - (item.num_tokens - token_of(item, i));
   }
 
   // The key after the last one that query i sees.
   int end_key(const Item& item, int i) const {
-    int after = item.num_tokens - 1 - item.unit.token - i % item.per_head / group_size();
-    return (int)rows.num_keys[item.unit.row] - after;
+    return rows.end_of(rows.starts[item.unit.row] + token_of(item, i), own_key(item, i));
   }
 
   // The first key that query i sees.
   int first_key(const Item& item, int i) const {
     int first = rows.first_keys ? (int)rows.first_keys[item.unit.row] : 0;
-    int of_window = window ? end_key(item, i) - window : 0;
+    int of_window = window ? own_key(item, i) + 1 - window : 0;
     return of_window > first ? of_window : first;
   }
 

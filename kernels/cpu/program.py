@@ -21,7 +21,7 @@ class _Rows(ctypes.Structure):
         ("num_rows", Int),
         *((name, Pointer) for name in ("starts", "num_keys", "tables")),
         ("table_stride", Int),
-        ("first_keys", Pointer),
+        *((name, Pointer) for name in ("first_keys", "ends")),
     ]
 
 
@@ -231,12 +231,12 @@ def _group(blocks: GroupBlocks) -> _GroupStruct:
 
 
 def _rows(attention: AttentionBatch) -> _Rows:
-    tables, first_keys = attention.block_tables, attention.first_keys
+    tables, more = attention.block_tables, (attention.first_keys, attention.ends)
     return _Rows(
         len(attention.num_keys),
         array_address(attention.token_starts),
         array_address(attention.num_keys),
         array_address(tables),
         tables.shape[1],
-        None if first_keys is None else array_address(first_keys),
+        *(None if each is None else array_address(each) for each in more),
     )

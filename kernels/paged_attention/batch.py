@@ -42,6 +42,9 @@ class AttentionBatch:
     device: torch.device
     # [R] int64: earlier keys are hidden; None: no key is hidden.
     first_keys: np.ndarray | None = None
+    # [T] int64, not descending in a row: a token sees the keys before it, at least up to its own.
+    # None: no token sees a later one.
+    ends: np.ndarray | None = None
     _groups: dict[int | None, list[Group]] = field(  # by window
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -78,7 +81,10 @@ class AttentionBatch:
     def _mask(self, first: int, last: int, num_tokens: int, window: int | None) -> Tensor | None:
         if (first, window) not in self._masks:
             first_keys = None if self.first_keys is None else self.first_keys[first:last]
-            mask = _mask(self.num_keys[first:last], num_tokens, self.dtype, first_keys, window)
+            start = self.token_starts[first]
+            ends = None if self.ends is None else self.ends[start : start + num_tokens]
+            keys = self.num_keys[first:last], first_keys, ends
+            mask = _mask(*keys, num_tokens, self.dtype, window)
             on_device = None if mask is None else mask.to(self.device, non_blocking=True)
             self._masks[first, window] = on_device
         return self._masks[first, window]
@@ -119,9 +125,10 @@ def _group_bounds(
 
 def _mask(
     num_keys: np.ndarray,
+    first_keys: np.ndarray | None,
+    ends: np.ndarray | None,
     num_tokens: int,
     dtype: torch.dtype,
-    first_keys: np.ndarray | None,
     window: int | None,
 ) -> Tensor | None:
     """0 where a token sees a key, else −inf; None if every token sees every key or the mask is
@@ -130,18 +137,18 @@ def _mask(
     is_windowed = window is not None and window < longest
     if num_tokens == len(num_keys):
         is_needed = num_keys[0] < longest
-        last_seen = (num_keys - 1).reshape(-1, 1, 1, 1)
+        own = (num_keys - 1).reshape(-1, 1, 1, 1)
     else:
         is_needed = num_tokens < longest
-        last_seen = np.arange(longest - num_tokens, longest)[:, None]
-    if first_keys is None and not is_needed and not is_windowed:
+        own = np.arange(longest - num_tokens, longest)[:, None]
+    if first_keys is None and ends is None and not is_needed and not is_windowed:
         return None
     keys = np.arange(longest)
-    is_hidden = keys > last_seen
+    is_hidden = keys > (own if ends is None else np.maximum(own, ends.reshape(own.shape) - 1))
     if is_windowed:
-        is_hidden |= keys <= last_seen - window
+        is_hidden |= keys <= own - window
     if first_keys is not None:
-        shape = (-1, 1) if last_seen.ndim == 2 else last_seen.shape
+        shape = (-1, 1) if own.ndim == 2 else own.shape
         is_hidden |= keys < first_keys.reshape(shape)
     return torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(
         torch.from_numpy(is_hidden), float("-inf")

@@ -35,7 +35,8 @@ class DecodeRows:
 class ChunkRows:
     """R prefill chunks, whose tokens follow those of the decode rows.
 
-    Each token sees the keys of its row from ``first_key`` to its own.
+    Each token sees the keys of its row from ``first_key`` to its own, or those before its end, if
+    that is later.
     """
 
     slots: Tensor  # [R] int32: rows of the block tables
@@ -46,6 +47,9 @@ class ChunkRows:
     host_starts: np.ndarray  # [R] int64: ``starts`` on the host, for torch's implementation
     host_token_starts: np.ndarray  # [R + 1] int64: ``token_starts``
     first_keys: Tensor | None = None  # [R] int32: earlier keys are hidden; None: no key is hidden
+    # [T] int32 of all tokens of the step, not descending in a row; None: no token sees a key behind
+    # its own.
+    ends: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +109,18 @@ def _numbers(num: int, like: Tensor) -> Tensor:
 
 
 def seen_keys(
-    positions: Tensor, num_keys: int, first_keys: Tensor | None, window: int | None = None
+    positions: Tensor,
+    num_keys: int,
+    first_keys: Tensor | None,
+    window: int | None = None,
+    ends: Tensor | None = None,
 ) -> Tensor:
-    """positions [R, tokens], first_keys [R] → bool [R, tokens, num_keys]: the keys each token
-    sees."""
+    """positions and ends [R, tokens], first_keys [R] → bool [R, tokens, num_keys]: the keys each
+    token sees."""
     keys = torch.arange(num_keys, device=positions.device)
     is_seen = keys <= positions.unsqueeze(-1)
+    if ends is not None:
+        is_seen |= keys < ends.unsqueeze(-1)
     if window is not None:
         is_seen &= keys > positions.unsqueeze(-1) - window
     if first_keys is not None:

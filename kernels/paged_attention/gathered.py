@@ -88,7 +88,8 @@ def _attend_chunks(
         num_keys = min(after, tables.shape[1] * cache.block_size)
         positions = torch.arange(position, after, device=query.device).unsqueeze(0)
         first_keys = None if chunks.first_keys is None else chunks.first_keys[row : row + 1]
-        is_seen = seen_keys(positions, num_keys, first_keys, options.window)
+        ends = None if chunks.ends is None else chunks.ends[None, start:end]
+        is_seen = seen_keys(positions, num_keys, first_keys, options.window, ends)
         blocks = tables[chunks.slots[row : row + 1]]
         part = query[None, start:end]
         out[start:end] = _attend(part, cache, blocks, is_seen, scale, options)[0]

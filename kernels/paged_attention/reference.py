@@ -22,11 +22,13 @@ def paged_attention(
         blocks = batch.block_tables[row].tolist()
         keys, values = _gather(kv_cache, kv_scales, blocks, num_keys)
         for token in range(start, end):
-            num_seen = num_keys - (end - 1 - token)
+            end_key = num_keys - (end - 1 - token)
             first_key = 0 if batch.first_keys is None else int(batch.first_keys[row])
             if options.window is not None:
-                first_key = max(first_key, num_seen - options.window)
-            seen = slice(first_key, num_seen)
+                first_key = max(first_key, end_key - options.window)
+            if batch.ends is not None:
+                end_key = max(end_key, int(batch.ends[token]))
+            seen = slice(first_key, end_key)
             out[token] = _attend(query[token], keys[seen], values[seen], scale, options)
     return out
 

@@ -2,10 +2,14 @@
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from services.scheduler.block_pool import KeepPoint
 from services.scheduler.eviction import Standing
+
+# A chunk's first id, its end and the latest end → its end.
+Cut = Callable[[int, int, int], int]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +44,10 @@ class Allocation:
 
     Its state begins as the copy ``from_state``. Copies of it behind more than ``copied_after`` ids
     go to ``to_state``, each over the one before; None: there are none. A keep point is due at block
-    ``due``, or none at 0. ``cuts`` are pairs of an end and a limit: a chunk of the prompt that
-    would reach the limit stops at the end, before the copy there is overwritten. ``num_last``
-    counts the ids of its last output row: 0 if it failed or its token is computed again. Only its
-    first ``num_ready`` ids may be computed yet, and none while it ``is_held``: until blocks of them
-    are loaded, or until it leaves.
+    ``due``, or none at 0. Chunks of the prompt end where its ``cuts`` say. ``num_last`` counts the
+    ids of its last output row: 0 if it failed or its token is computed again. Only its first
+    ``num_ready`` ids may be computed yet, and none while it ``is_held``: until blocks of them are
+    loaded, or until it leaves.
     """
 
     worker_id: str
@@ -66,7 +69,7 @@ class Allocation:
     to_state: int | None = None
     copied_after: int = 0
     due: int = 0
-    cuts: list[tuple[int, int]] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
     num_last: int | None = None
     num_ready: int = sys.maxsize
     is_held: bool = False
@@ -97,11 +100,12 @@ class Allocation:
         num = least // interval * interval
         return num if num == most // interval * interval and num > self.copied_after else None
 
-    def up_to_cut(self, num_tokens: int) -> int:
-        """Returns ``num_tokens`` of the next chunk, or the number up to the first cut."""
+    def up_to_cut(self, num_tokens: int, most: int) -> int:
+        """Returns the tokens of the next chunk, by its cuts ``most`` instead of ``num_tokens``."""
         first, end = self.num_computed, self.num_computed + num_tokens
-        ends = [cut for cut, most in self.cuts if first < cut and most <= end]
-        return min(ends, default=end) - first
+        for cut in self.cuts:
+            end = cut(first, end, first + most)
+        return end - first
 
     def receive(self, num_tokens: int) -> None:
         """Notes that the oldest of these plans sampled ``num_tokens``."""

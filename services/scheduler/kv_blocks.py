@@ -17,6 +17,7 @@ chunk of a prompt ends before the copy of a keep point would be overwritten.
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from math import ceil
 from typing import NamedTuple
 
@@ -287,8 +288,8 @@ class KVBlocks:
             allocation.copied_after = allocation.num_computed
         if allocation.to_state is not None:
             ends = {allocation.junction, self._rounded(len(sequence.prompt) - 1)}
-            cuts = [each * self._size for each in ends if each > hit.num_blocks]
-            allocation.cuts = [(each, each + self._interval) for each in cuts]
+            stops = [each * self._size for each in ends if each > hit.num_blocks]
+            allocation.cuts = [partial(_cut, each, each + self._interval) for each in stops]
 
     def _rounded(self, num_tokens: int) -> int:
         """Counts the blocks in front of the last possible keep point of ``num_tokens``."""
@@ -349,3 +350,8 @@ class KVBlocks:
                 del table.blocks[:num]
                 table.num_passed += num
                 self.rows.append(Drop(allocation.slot, number, table.num_passed))
+
+
+def _cut(stop: int, limit: int, first: int, end: int, most: int) -> int:
+    """A chunk that would reach ``limit`` stops before the copy at ``stop`` is overwritten."""
+    return stop if first < stop and limit <= end else end

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from services.scheduler.sequence import Sequence
 from shared.wire.faults import list_bytes
+from shared.wire.kv_groups import COPY_INTERVAL
 from shared.wire.messages import (
     MAX_BATCHED_TOKENS,
     MAX_STEPS,
@@ -79,27 +80,24 @@ def room_for_drafts(budget: int, num_decoding: int) -> int:
 class PlanBuilder:
     """Collects the rows of a plan and counts the rest of the token budget.
 
-    Each decoding sequence verifies up to ``verify_depth`` drafts in each step. Prompts are cut at
-    multiples of ``chunk_multiple``.
+    Each decoding sequence verifies up to ``verify_depth`` drafts in each step. Prompts with a state
+    are cut at copies of it. The budget leaves ``spare`` tokens to items that must be whole.
     """
 
     def __init__(
         self,
         step: int,
-        budget: int,
+        capacity: Capacity,
+        spare: int,
         release: list[int],
         rows: list[PlanRow],
-        null_block: int,
-        vocab_size: int,
         verify_depth: int,
         draft_depth: int,
-        chunk_multiple: int,
     ) -> None:
-        self.budget = budget
+        self.budget, self._spare = capacity.max_num_batched_tokens - spare, spare
         self.verify_depth = verify_depth
-        self._null_block = null_block
-        self._vocab_size = vocab_size
-        self._chunk_multiple = chunk_multiple
+        self._null_block, self._vocab_size = capacity.num_blocks, capacity.vocab_size
+        self._chunk_multiple = 1 if capacity.num_states is None else COPY_INTERVAL
         self.plan = StepPlan(
             step=step,
             release=release,
@@ -224,12 +222,12 @@ class PlanBuilder:
             sequence.max_chunk(num_to_compute, self._vocab_size),
             allocation.num_ready - allocation.num_computed,
         )
-        if num_tokens <= 0 or allocation.is_held:
-            return
         if num_tokens < num_to_compute:
             num_tokens = self._up_to_multiple(allocation.num_computed, num_tokens)
-        if allocation.cuts:
-            num_tokens = allocation.up_to_cut(num_tokens)
+        if allocation.cuts and num_tokens > 0:
+            num_tokens = allocation.up_to_cut(num_tokens, self.budget + self._spare)
+        if num_tokens <= 0 or allocation.is_held:
+            return
         verify_depth = 0
         if num_to_compute == 1:
             if allocation.may_have_drafts:
@@ -241,4 +239,5 @@ class PlanBuilder:
         if num_tokens == num_to_compute:
             allocation.expect(plan.num_steps, plan.num_steps * (1 + verify_depth))
         allocation.last_step = plan.step
-        self.budget -= num_tokens + verify_depth
+        rest = self.budget - num_tokens - verify_depth
+        self.budget, self._spare = max(0, rest), self._spare + min(0, rest)

@@ -19,6 +19,11 @@ class Resource:
         """The waiting sequence that it keeps a part for."""
         return None
 
+    @property
+    def spare(self) -> int:
+        """The tokens of a plan that it keeps for items that one step must compute."""
+        return 0
+
     def fits(self, sequence: Sequence) -> bool:
         """True if there is enough of it for ``sequence`` alone."""
         return True

@@ -1,6 +1,5 @@
 """A sequence: one choice of one prompt, from arrival to end."""
 
-import sys
 from array import array
 from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
@@ -290,18 +289,6 @@ class Sequence:
         if not self.num_bytes:
             num_tokens = min(num_tokens, len(self.prompt), self.hits.get(worker_id, num_tokens))
             self.num_cached = self.hits[worker_id] = num_tokens
-
-    def await_items(self) -> None:
-        """It has a slot: its worker begins to encode the items of its ids to compute."""
-        allocation = self.allocated
-        starts = (item.start for item, _ in self.spans if item.end > allocation.num_computed)
-        allocation.num_ready = next(starts, allocation.num_ready)
-
-    def note_encoded(self, num_ids: int) -> None:
-        """The items among its first ``num_ids`` ids are encoded; the next one begins there, unless
-        that is the end of the prompt. A message of an earlier admission may come late."""
-        allocation, is_all = self.allocated, num_ids == len(self.prompt)
-        allocation.num_ready = sys.maxsize if is_all else max(allocation.num_ready, num_ids)
 
     def grant(self, grant: Grant) -> None:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)

@@ -22,7 +22,6 @@ from services.scheduler.promises.stream_share import PromisedShare
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence
 from shared.errors import CodecError
-from shared.wire.kv_groups import COPY_INTERVAL
 from shared.wire.messages import Capacity, PlanRow, StepPlan, StepResult
 
 LOOK_S = 1.0
@@ -73,7 +72,7 @@ class WorkerState:
         self.worker_id = worker_id
         self.capacity = capacity
         self.resources = [*resources]
-        self.may_await = bool(capacity.media)
+        self.may_await = bool(capacity.all_media)
         self.blocks = KVBlocks(worker_id, capacity, caches_prefixes, holders)
         self.index, self.pool = self.blocks.index, self.blocks.pool
         self.running: dict[int, Sequence] = {}
@@ -126,17 +125,14 @@ class WorkerState:
         self._num_steps += 1
         for resource in self.resources:
             rows += resource.rows(self._num_steps)
-        capacity = self.capacity
         return PlanBuilder(
             step=self._num_steps,
-            budget=capacity.max_num_batched_tokens,
+            capacity=self.capacity,
+            spare=max((each.spare for each in self.resources), default=0),
             release=release,
             rows=rows,
-            null_block=capacity.num_blocks,
-            vocab_size=capacity.vocab_size,
             verify_depth=self._verify_depth,
             draft_depth=self.draft_depth.now,
-            chunk_multiple=COPY_INTERVAL if capacity.num_states is not None else 1,
         )
 
     def send(self, plan: StepPlan, num_absorbed: int) -> None:
@@ -298,8 +294,6 @@ class WorkerState:
         for each in self.resources:
             each.take(sequence)
         sequence.last_worker_id = self.worker_id
-        if sequence.spans:
-            sequence.await_items()
         self.stream_share.note_admission(sequence)
         self.running[slot] = sequence
 

@@ -31,6 +31,10 @@ class PromptMedia:
     def num_tokens(self, number: int) -> int:
         return 0
 
+    def written(self, text: str, numbers: Sequence[int]) -> str:
+        """``text`` as a chat template wrote it, with the texts around the images ``numbers``."""
+        return text
+
     def expand(self, ids: Array, numbers: Sequence[int]) -> Array:
         """``ids`` [n] int32 as a chat template wrote them, with all tokens of the images
         ``numbers``. Raises InvalidRequest."""
@@ -40,6 +44,10 @@ class PromptMedia:
         """The images ``numbers`` in ``ids`` [n] int32. Raises InvalidRequest unless ``ids`` hold
         these and no others."""
         return []
+
+    def check_room(self, items: Sequence[Item], num_ids: int, max_tokens: int | None) -> None:
+        """Raises InvalidRequest if a prompt of ``num_ids`` has no room beside ``items``. Schedulers
+        check others."""
 
     def pixels_of(self, items: Sequence[Item]) -> list[Array]:
         """The pixels of each different digest in ``items``, in their order."""

@@ -84,7 +84,7 @@ def prepare(
         model, submit.kind, prompt, adds_special_tokens, submit.chat, truncation, measure, media
     )
     items = media.find_items(ids, numbers)
-    _check_context(model, len(ids), items, submit.params.max_tokens)
+    media.check_room(items, len(ids), submit.params.max_tokens)
     # A chat that is submitted again comes as ids, with its options.
     output_start = model.output_start(ids, submit.chat)
     params = submit.params
@@ -128,22 +128,6 @@ def prepare(
         media=list(numbers),
         pixels=media.pixels_of(items),
     )
-
-
-def _check_context(
-    model: TextModel, num_ids: int, items: Sequence[Item], max_tokens: int | None
-) -> None:
-    """Raises InvalidRequest for a prompt that has no room beside its images. Schedulers check other
-    prompts."""
-    if items and num_ids + (1 if max_tokens is None else max_tokens) > model.max_model_len:
-        num = sum(item.num_tokens for item in items)
-        output = f", max_tokens is {max_tokens}" if num_ids < model.max_model_len else ""
-        raise InvalidRequest(
-            f"the context holds {model.max_model_len} tokens (max-model-len): the prompt has"
-            f" {num_ids}, {num} of them of {len(items)} images{output}",
-            param="max_tokens" if output else "prompt",
-            code="context_length_exceeded",
-        )
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
@@ -223,8 +207,9 @@ def _fit(
     media: PromptMedia = NO_MEDIA,
 ) -> FittedChat:
     def encode_messages(messages: list[Message], measure: Measure) -> Array:
-        ids = model.encode_chat(messages, options, adds_special_tokens, truncation, measure)
-        return media.expand(ids, media_of(messages))
+        numbers = media_of(messages)
+        how = adds_special_tokens, truncation, measure, lambda text: media.written(text, numbers)
+        return media.expand(model.encode_chat(messages, options, *how), numbers)
 
     messages = _chat_messages(prompt, media.num)
     media.check_texts(messages, options)
@@ -272,8 +257,9 @@ def _text_of(model: TextModel, message: Convert, data: Array, media: PromptMedia
         case "text":
             return _text(data)
         case "chat":
-            options = message.chat or NO_OPTIONS
-            return model.render(_messages_left(model, message, data, media), options)
+            messages = _messages_left(model, message, data, media)
+            text = model.render(messages, message.chat or NO_OPTIONS)
+            return media.written(text, media_of(messages))
         case "pair":
             raise InvalidRequest("a pair is no text", param="prompt")
 

@@ -165,10 +165,11 @@ class TextModel:
         adds_special_tokens: bool = False,
         truncation: Truncation | None = None,
         measure: Measure = unmeasured,
+        written: Callable[[str], str] = str,
     ) -> np.ndarray:
         """Ids of a conversation; templates mostly write the special tokens: [n] int32."""
         with measure("template"):
-            text = self.render(messages, options)
+            text = written(self.render(messages, options))
         with measure("encode"):
             return self._encode(text, adds_special_tokens, truncation)
 

@@ -7,6 +7,7 @@ import msgspec
 
 from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.gemma3 import StretchedSquare
 from shared.media.glm4v import RepeatedSquares
 from shared.media.internvl import Tiles
 from shared.media.lfm2_vl import TilesAndView
@@ -21,6 +22,7 @@ from shared.wire.messages import MediumKind
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
+    "Gemma3ForConditionalGeneration": StretchedSquare.read,
     "Glm46VForConditionalGeneration": RepeatedSquares.read,
     "Glm4vForConditionalGeneration": RepeatedSquares.read,
     "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -11,29 +11,44 @@ from shared.wire.messages import Item, MediumKind
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
 BICUBIC = 3  # Pillow's number
+MAX_CROPS = 64  # of an image, in a file or a request. Chosen
 MAX_RATIO = 200  # of the sides of an image
 
 WITH_ARTICLE: dict[MediumKind, str] = {"image": "an image", "video": "a video"}
 
 Size = tuple[int, int, int]  # frames, height, width
+Box = tuple[int, int, int, int]  # left, upper, right, lower
+
+
+class PanAndScan(NamedTuple):
+    """The parts of a wide or high image that follow it as images of their own."""
+
+    do_pan_and_scan: bool = False
+    pan_and_scan_min_crop_size: int = 256
+    pan_and_scan_max_num_crops: int = 4
+    pan_and_scan_min_ratio_to_activate: float = 1.2
 
 
 class PixelLimits(NamedTuple):
-    """The areas that an image is scaled to."""
+    """The areas that an image is scaled to, and its parts, for a family that knows parts."""
 
     min_pixels: int
     max_pixels: int
+    scan: PanAndScan | None = None
 
 
 class Fit(NamedTuple):
     """An image for the model: its ``size`` in pixels and its number of tokens. It may be the middle
     of an image that is ``scaled`` to a width and height. If it ``is_tiled``, its frames are the
-    tiles of that image, row by row, and after several the whole image in the size of a tile."""
+    tiles of that image, row by row, and after several the whole image in the size of a tile. Its
+    parts in ``boxes`` are scaled to the same size. ``resample`` is Pillow's number."""
 
     size: Size
     num_tokens: int
     scaled: tuple[int, int] | None = None
     is_tiled: bool = False
+    resample: int = BICUBIC
+    boxes: tuple[Box, ...] = ()
 
 
 class VideoLimits(NamedTuple):
@@ -92,13 +107,27 @@ class Videos(Protocol):
         """The text that is drawn on each frame; none for frames that stay as they are."""
 
 
+@runtime_checkable
+class Marked(Protocol):
+    """A family whose chat template writes a ``marker`` for an image. The text that is ``written``
+    there has one placeholder. An image with parts is written ``before_crops`` too, and its parts
+    follow it ``behind_first``, ``between`` each other."""
+
+    marker: str
+    written: str
+    before_crops: str
+    behind_first: str
+    between: str
+
+
 class Family(Protocol):
     """``placeholder`` is the id of each feature of an item in a prompt; a chat template writes it
-    once. ``limits`` are the defaults; settings and requests give lower values of ``max_pixels``
-    only, as workers reserve memory for an image of that area. ``options`` are the names that they
-    may give. A feature has ``num_embeddings``: one takes the place of the token's own, the others
-    are added behind the first layers. In a prompt, experts of images serve the tokens of
-    ``image_ids``, if there are some."""
+    once, unless the family is ``Marked``. Tokens of an item see each other if they ``are_whole``:
+    then one step computes them. ``limits`` are the defaults; settings and requests give lower
+    values of ``max_pixels`` only, as workers reserve memory for an image of that area. ``options``
+    are the names that they may give. A feature has ``num_embeddings``: one takes the place of the
+    token's own, the others are added behind the first layers. In a prompt, experts of images serve
+    the tokens of ``image_ids``, if there are some."""
 
     kinds: tuple[MediumKind, ...]
     videos: Videos | None
@@ -107,6 +136,7 @@ class Family(Protocol):
     options: tuple[str, ...]
     num_embeddings: int
     image_ids: tuple[int, ...]
+    are_whole: bool
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         """Raises ValueError for an image that the model does not take."""

@@ -26,6 +26,6 @@ class RepeatedSquares(SquaresOfPatches):
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         made = super().read(folder)
-        least, most = made.limits
+        least, most = made.limits[:2]
         made.limits = PixelLimits(least // NUM_FRAMES, most // NUM_FRAMES)
         return made

@@ -99,6 +99,7 @@ class Tiles:
     options: tuple[str, ...] = ("max_pixels",)
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    are_whole = False
 
     def __init__(
         self, ids: Sequence[int], num_tokens: int, side: int, fewest: int, most: int

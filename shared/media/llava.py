@@ -87,6 +87,16 @@ def added_ids(folder: Path, *names: str) -> list[int]:
     return [ids[name] for name in names]
 
 
+def added_texts(folder: Path, *ids: int) -> list[str]:
+    """The texts of added tokens. Raises ConfigError."""
+    tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
+    texts = {each.id: each.content for each in tokens}
+    for each in ids:
+        if each not in texts:
+            raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {each}")
+    return [texts[each] for each in ids]
+
+
 class Config(Placeholder, kw_only=True):
     """config.json"""
 
@@ -103,6 +113,7 @@ class CroppedSquare:
     options: tuple[str, ...] = ()
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    are_whole = False
 
     def __init__(self, placeholder: int, num_tokens: int, side: int, shortest: int) -> None:
         self.placeholder = placeholder

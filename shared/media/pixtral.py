@@ -90,6 +90,7 @@ class RowsOfPatches:
     options: tuple[str, ...] = ("max_pixels",)
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    are_whole = False
 
     def __init__(self, ids: Sequence[int], side: int, longest: int) -> None:
         self.placeholder, self._break, self._end = ids

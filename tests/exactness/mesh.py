@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.scheduled import UNLIMITED_BYTES
 from benchmarks.harness.sequences import generate_one
+from services.scheduler.media.cell import EncodingRoom, note_encoded
 from services.scheduler.results import Emission
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival, Sequence, Span
@@ -226,7 +227,7 @@ class Mesh:
         )
         self._workers[name], self._in_flight[name] = engine, deque()
         self._encodings[name] = Encodings(engine)
-        self._core.add_worker(name, capacity)
+        self._core.add_worker(name, capacity, resources=[EncodingRoom(capacity)])
 
     def lose_worker(self) -> None:
         """The only worker dies with plans in flight."""
@@ -289,7 +290,7 @@ class Mesh:
             sequence = self._core.sequences.get((request, attempt))
             allocation = sequence and sequence.allocation
             if sequence and allocation and allocation.worker_id == name:
-                sequence.note_encoded(num_ids)
+                note_encoded(sequence, num_ids)
 
     def _note(self, emissions: list[Emission], layout: Layout) -> None:
         for each in emissions:

@@ -41,6 +41,7 @@ class Step(NamedTuple):
     chunks: list[tuple[int, int]] = []  # noqa: RUF012
     block_size: int = 4
     hides: bool = False  # each row hides some keys before its first token
+    together: int = 0  # every second of these groups of a chunk's tokens is an image
 
     @property
     def rows(self) -> np.ndarray:
@@ -53,11 +54,28 @@ class Step(NamedTuple):
         before = self.rows[:, 0]
         return np.arange(len(before)) % (before + 1) if self.hides else None
 
+    @property
+    def ends(self) -> np.ndarray | None:
+        """[tokens] int64"""
+        if not self.together:
+            return None
+        before = np.zeros(len(self.starts) * self.width, np.int64)
+        own = [ends_of(start, num, self.together) for start, num in self.chunks]
+        return np.concatenate([before, *own])
+
     def first_seen(self, window: int | None) -> np.ndarray:
         """[rows] int64: the first key visible to any token of a row."""
         first_keys = np.zeros(len(self.rows), np.int64) if not self.hides else self.first_keys
         assert first_keys is not None
         return np.maximum(first_keys, 0 if window is None else self.rows[:, 0] + 1 - window)
+
+
+def ends_of(start: int, num_tokens: int, together: int) -> np.ndarray:
+    """[num_tokens] int64: tokens from ``start`` on see the keys before these."""
+    tokens = np.arange(num_tokens)
+    group_ends = np.minimum((tokens // together + 1) * together, num_tokens)
+    found: np.ndarray = start + np.where(tokens // together % 2, group_ends, tokens + 1)
+    return found
 
 
 def every_option(num_heads: int) -> AttentionOptions:
@@ -84,6 +102,7 @@ def compare(
     batch = prepare_attention(
         num_tokens, num_keys, tables, step.block_size, dtype, CPU, step.first_keys
     )
+    batch = replace(batch, ends=step.ends)
     scale = heads.head_dim**-0.5
     expected = reference.paged_attention(query, cache, batch, scale, options, scales)
     with device:
@@ -229,6 +248,7 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
         host_starts,
         token_starts,
         parts[1][2],
+        None if step.ends is None else _int32(step.ends),
     )
     return DeviceAttention(
         _int32(tables[::-1]),

@@ -77,6 +77,13 @@ def test_any_step_agrees_with_every_option(
     compare(step, heads, TOLERANCE, options=options)
 
 
+@pytest.mark.parametrize("window", [None, 1, 5, 30])
+@pytest.mark.parametrize("together", [1, 4, 50])
+def test_tokens_of_images_see_each_other(together: int, window: int | None) -> None:
+    step = Step([3, 20], 2, [(0, 40), (17, 9)], together=together)
+    compare(step, Heads(4, 2, 8), TOLERANCE, options=AttentionOptions(window))
+
+
 @pytest.mark.parametrize("start", [0, 3, 4, 5])
 def test_bfloat16_agrees(start: int) -> None:
     compare(Step([start, 20], 2, [(start, 9)]), Heads(4, 2, 8), 2e-2, torch.bfloat16)
@@ -106,6 +113,16 @@ def test_cards_agree(heads: Heads, width: int, dtype: torch.dtype) -> None:
     compare(
         step, heads, 2e-2 if dtype == torch.bfloat16 else TOLERANCE, dtype, torch.device("cuda")
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("window", [None, 100])
+def test_tokens_of_images_see_each_other_on_cards(window: int | None, dtype: torch.dtype) -> None:
+    step = Step([17], 1, [(0, 700), (130, 300)], block_size=16, together=256)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else TOLERANCE
+    options, device = AttentionOptions(window), torch.device("cuda")
+    compare(step, Heads(8, 4, 256), tolerance, dtype, device, options)
 
 
 @pytest.mark.gpu

@@ -37,6 +37,7 @@ class Shape(NamedTuple):
     softcap: float | None = None
     has_sinks: bool = False
     codes: str | None = None
+    has_ends: bool = False
 
     @property
     def widest(self) -> int:
@@ -49,6 +50,7 @@ WIDE = Shape(16, 4, 256)
 ODD = Shape(8, 2, 96)
 MISTRAL = QWEN3_8B._replace(window=4096)
 GEMMA_2 = Shape(8, 4, 256, window=4096, softcap=50.0)
+GEMMA_3 = Shape(8, 4, 256, window=1024, has_ends=True)
 GPT_OSS = Shape(64, 8, 64, window=128, has_sinks=True)
 DEEPSEEK_V3 = Shape(128, 128, 192, value_dim=128)
 WITH_CODES = [
@@ -92,6 +94,7 @@ def compiled_attention(
         "IS_DEPENDENT": False,
         **constants,
         **({} if hides else {"p_first_keys": None}),
+        **({} if shape.has_ends else {"p_ends": None}),
         **({} if shape.has_sinks else {"p_sinks": None}),
         **({} if shape.codes else {"p_kv_scales": None}),
     }
@@ -180,6 +183,7 @@ def test_what_a_program_stored_is_there_before_it_is_counted(arch: int) -> None:
         (QWEN3_8B, True, HOPPER),
         (DEEPSEEK_V3, False, HOPPER),
         (GPT_OSS, False, HOPPER),
+        (GEMMA_3, False, HOPPER),
         *slow(
             (
                 (QWEN3_8B, False, HOPPER),

@@ -1,5 +1,6 @@
 """paged_attention against its reference: ragged rows, block edges, shared blocks, all groupings."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from kernels.paged_attention import (
     reference,
 )
 from kernels.paged_attention import batch as batches
+from tests.kernels.attended import ends_of
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 40
@@ -38,9 +40,10 @@ def compare(
     hides: bool = False,
     options: AttentionOptions = PLAIN,
     codes: torch.dtype | None = None,
+    together: int = 0,
 ) -> int:
     """Asserts that both agree; returns the number of groups. With ``hides`` each row hides keys
-    before one visible to its first token."""
+    before one visible to its first token. Every second group of ``together`` tokens is an image."""
     rows = sorted(rows, key=lambda row: (row.num_tokens > 1, sum(row)))
     num_tokens = np.array([row.num_tokens for row in rows])
     num_keys = np.array([sum(row) for row in rows])
@@ -52,6 +55,9 @@ def compare(
     query = torch.randn(int(num_tokens.sum()), num_heads, HEAD_DIM).to(dtype)
     first_keys = np.arange(len(rows)) % (num_keys - num_tokens + 1) if hides else None
     batch = prepare_attention(num_tokens, num_keys, tables, BLOCK_SIZE, dtype, CPU, first_keys)
+    if together:
+        own = [ends_of(row.num_before, row.num_tokens, together) for row in rows]
+        batch = replace(batch, ends=np.concatenate(own))
     expected = reference.paged_attention(query, cache, batch, HEAD_DIM**-0.5, options, scales)
     actual = paged_attention(query, cache, batch, HEAD_DIM**-0.5, options, scales)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
@@ -89,6 +95,14 @@ def test_every_option_of_attention_agrees(
     sinks = torch.randn(heads[0]) if has_sinks else None
     options = AttentionOptions(window, softcap, sinks, value_dim)
     compare(rows, *heads, torch.float32, options=options)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5, 30])
+@pytest.mark.parametrize("together", [1, 3, 4, 50])
+def test_tokens_of_images_see_each_other(together: int, window: int | None) -> None:
+    rows = [Row(1, 30), Row(1, 0), Row(12, 0), Row(9, 20), Row(40, 17)]
+    for options in (AttentionOptions(window), AttentionOptions(window, softcap=0.5)):
+        compare(rows, 4, 2, torch.float32, options=options, together=together)
 
 
 def test_scores_that_are_made_in_pieces_agree(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from benchmarks.harness.fleet import Fleet, running_fleet
 from tests.media.checkpoints import save_checkpoint
 from tests.media.families import FAMILIES, WITH_STATES
+from tests.media.gemma3_checkpoints import StretchedReference, gemma3_reference, save_gemma3
 from tests.media.glm_checkpoints import glm_reference, save_glm
 from tests.media.internvl_checkpoints import save_internvl, save_qianfan, tiles_reference
 from tests.media.lfm_checkpoints import parts_reference, save_lfm2
@@ -31,7 +32,9 @@ SETTINGS = {
     "SERVED_MODEL_NAME": "qwen",
     "DRAIN_TIMEOUT_S": "10",
 }
+GEMMA3 = "gemma3"
 OTHERS = {
+    GEMMA3: (save_gemma3, gemma3_reference),
     "glm_ocr": (save_glm, glm_reference),
     "internvl": (save_internvl, tiles_reference),
     "lfm2_vl": (save_lfm2, parts_reference),
@@ -44,6 +47,7 @@ SERVED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
     for name in (*FAMILIES, *WITH_STATES, *OTHERS)
 ]  # its texts with experts have all that it has
+WITH_LOSSES = ["qwen2.5-vl", pytest.param(GEMMA3, marks=pytest.mark.slow)]
 QUESTION = "Describe the picture."
 NUM_TOKENS = 24
 
@@ -183,6 +187,41 @@ async def test_the_same_image_in_the_next_turn_is_cached_and_another_is_not(
     assert smaller["usage"]["prompt_tokens_details"]["cached_tokens"] < 16
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", [GEMMA3], indirect=True, scope="module")
+async def test_images_of_turns_may_be_computed_whole(
+    client: Client, transformers: Reference
+) -> None:
+    """Each turn brings an image; the ones before are cached. Parts of an image are images."""
+    chat: Messages = []
+    pictures: list[Image.Image] = []
+    for turn in range(4):
+        pictures.append(picture(60 + turn, 100 + 9 * turn, 80))
+        chat.append(ask(f"Turn {turn}:\n", pictures[-1], "\n", QUESTION))
+        expected = transformers.expect(chat, pictures, NUM_TOKENS)
+        reply = await client.chat(chat, n=2)
+        texts = [each["message"]["content"] for each in reply["choices"]]
+        assert texts == [expected.text] * 2
+        assert reply["usage"]["prompt_tokens"] == len(expected.prompt_ids)
+        cached = reply["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= 64 * turn
+        chat.append({"role": "assistant", "content": texts[0]})
+    scan: dict[str, Any] = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 20}
+    wide = picture(70, 300, 100)
+    assert isinstance(transformers, StretchedReference)
+    inputs = transformers.inputs(
+        transformers.tokenizer.apply_chat_template(
+            [ask(wide, QUESTION)], tokenize=False, add_generation_prompt=True
+        ),
+        [wide],
+        **scan,
+    )
+    found = transformers.model.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS)
+    new = found[0, inputs["input_ids"].shape[1] :]
+    text = await client.text([ask(wide, QUESTION)], mm_processor_kwargs=scan)
+    assert text == transformers.tokenizer.decode(new, skip_special_tokens=True)
+
+
 async def test_bad_images_are_refused_by_name_and_cost_nobody_else_anything(
     client: Client, transformers: Reference
 ) -> None:
@@ -211,6 +250,7 @@ async def test_prompts_are_counted_with_their_images(
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("folder", WITH_LOSSES, indirect=True, scope="module")
 @pytest.mark.asyncio(loop_scope="function")
 async def test_texts_survive_the_loss_of_each_service(
     tmp_path: Path, folder: Path, transformers: Reference

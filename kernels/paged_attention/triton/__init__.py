@@ -215,6 +215,7 @@ def _attend_chunks(
         chunks.starts,
         chunks.first_keys,
         tables.shape[1] * cache.numbers.shape[1],
+        chunks.ends,
         chunks.token_starts,
         chunks.tile_rows,
         chunks.tile_starts,

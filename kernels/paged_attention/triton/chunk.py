@@ -17,6 +17,7 @@ def chunk_kernel(
     p_starts,  # [R] int32
     p_first_keys,  # [R] int32 | None
     max_keys,
+    p_ends,  # [T] int32 | None
     p_token_starts,  # [R + 1] int32
     p_tile_rows,  # [num_tiles] int32
     p_tile_starts,  # [num_tiles] int32
@@ -66,6 +67,12 @@ def chunk_kernel(
     o_query = tl.arange(0, BLOCK_QUERIES)
     o_token, o_head = part_start + o_query // NUM_SHARED, first_head + o_query % NUM_SHARED
     o_place = (token_start.to(tl.int64) + o_token) * NUM_HEADS + o_head
+    o_own = start + o_token
+    o_last = o_own
+    if p_ends is not None:
+        b_end = tl.load(p_ends + token_start + o_token, mask=o_token < num_tokens, other=0)
+        o_last = tl.maximum(o_own, b_end - 1)
+        end = min(max(end, tl.max(b_end, 0)), max_keys)
     is_token = (o_token < num_tokens)[:, None]
     p_own = p_query + o_place[:, None] * HEAD_DIM + o_dim[None, :]
     b_query = tl.load(p_own, mask=is_token & (o_dim < HEAD_DIM)[None, :], other=0)
@@ -74,7 +81,8 @@ def chunk_kernel(
     p_scales = None if p_kv_scales is None else p_kv_scales + i_kv_head
     acc, top, total = attend_keys(
         b_query,
-        start + o_token,
+        o_own,
+        o_last,
         p_kv_cache + i_kv_head * CACHE_DIM,
         p_scales,
         p_tables + tl.load(p_slots + i_row).to(tl.int64) * table_stride,

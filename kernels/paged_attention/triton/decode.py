@@ -78,6 +78,7 @@ def decode_kernel(
     acc, top, total = attend_keys(
         b_query,
         start + o_token,
+        start + o_token,
         p_kv_cache + i_kv_head * CACHE_DIM,
         p_scales,
         p_table,

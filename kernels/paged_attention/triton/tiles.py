@@ -20,6 +20,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def attend_keys(
     b_query,  # [BLOCK_QUERIES, BLOCK_DIM]
+    o_own,  # [BLOCK_QUERIES]: the key of each query; a window ends there
     o_last,  # [BLOCK_QUERIES]: the last visible key of each query
     p_kv,  # the KV head's first key in the cache
     p_scales,  # the scale of that key | None
@@ -63,22 +64,22 @@ def attend_keys(
         for own in tl.range(own_first, own_shared):
             key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
             acc, top, total = _attend_tile(
-                b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
-                end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM,
-                VALUE_DIM, CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
+                b_query, o_own, o_last, p_kv, p_scales, p_table, key, first, first_shared,
+                last_shared, end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS,
+                HEAD_DIM, VALUE_DIM, CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
             )  # fmt: skip
     for own in tl.range(own_shared, own_tail):
         key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
-            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
-            scale, acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
+            b_query, o_own, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
+            end, scale, acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
             CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
     for own in tl.range(max(own_shared, own_tail), own_end):
         key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
-            b_query, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared, end,
-            scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
+            b_query, o_own, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
+            end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
             CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
     if p_scales is not None and p_kv.dtype.element_ty == tl.int8:
@@ -109,6 +110,7 @@ def place_of_tile(own, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.conste
 @triton.jit
 def _attend_tile(
     b_query,
+    o_own,
     o_last,
     p_kv,
     p_scales,
@@ -178,7 +180,7 @@ def _attend_tile(
         is_seen = (o_key[None, :] <= o_last[:, None]) & is_there[None, :]
         is_shared = o_key <= last_shared
         if WINDOW is not None:
-            is_seen &= o_key[None, :] > o_last[:, None] - WINDOW
+            is_seen &= o_key[None, :] > o_own[:, None] - WINDOW
             is_shared &= o_key >= first_shared
         scores = tl.where(is_seen, scores, float("-inf"))
         if p_scales is None:

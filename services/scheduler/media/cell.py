@@ -1,7 +1,9 @@
 """The images and videos of a cell's sequences, and the memory of their pixels."""
 
+import sys
 from collections.abc import Iterable
 from collections.abc import Sequence as Series
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -72,7 +74,7 @@ class CellMedia(CellExtension):
         if message.num_ids > len(sequence.prompt):
             raise CodecError(f"{message.num_ids} ids of {message.request} are more than it has")
         if self._cell.workers.get(sequence.allocation.worker_id) is peer:
-            sequence.note_encoded(message.num_ids)
+            note_encoded(sequence, message.num_ids)
         return True
 
     def why_unservable(self, sequence: Sequence) -> RequestError | None:
@@ -81,7 +83,7 @@ class CellMedia(CellExtension):
     def resource_of(self, worker: Peer) -> "EncodingRoom | None":
         capacity = worker.hello.capacity
         assert capacity is not None
-        return EncodingRoom(capacity) if capacity.media else None
+        return EncodingRoom(capacity) if capacity.all_media else None
 
     def look(self, now_s: float) -> None:
         HELD_BYTES.set(self._num_bytes)
@@ -98,14 +100,38 @@ class CellMedia(CellExtension):
         )
 
 
+def note_encoded(sequence: Sequence, num_ids: int) -> None:
+    """The items among its first ``num_ids`` ids are encoded; the next one begins there, unless that
+    is the end of the prompt. A message of an earlier admission may come late."""
+    allocation, is_all = sequence.allocated, num_ids == len(sequence.prompt)
+    allocation.num_ready = sys.maxsize if is_all else max(allocation.num_ready, num_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeItem:
+    """A chunk computes all of an item or nothing of it: it stops before, or goes on."""
+
+    start: int
+    end: int
+
+    def __call__(self, first: int, end: int, most: int) -> int:
+        if not self.start < end < self.end:
+            return end
+        if first < self.start:
+            return self.start
+        return self.end if self.end <= most else first
+
+
 class EncodingRoom(Resource):
     """Room for sequences whose images a worker encodes: a part of its slots, since one image
-    follows another meanwhile. Each takes a bounded time, so every sequence gets its turn."""
+    follows another meanwhile. Each takes a bounded time, so every sequence gets its turn. It spares
+    room in plans for items that are computed whole."""
 
     reason = WaitReason.MEDIA
 
     def __init__(self, capacity: Capacity) -> None:
         self._most = max(1, capacity.max_num_seqs // SLOTS_PER_AWAITING)
+        self._whole = capacity.whole_media
         self._held: dict[int, Sequence] = {}  # with images, by slot
 
     def has_room_for(self, sequence: Sequence, without: Iterable[Sequence] = ()) -> bool:
@@ -114,9 +140,30 @@ class EncodingRoom(Resource):
         awaiting = {each.request for each in self._held.values() if each.awaits_data}
         return len(awaiting - {each.request for each in without}) < self._most
 
+    @property
+    def spare(self) -> int:
+        if not self._whole:
+            return 0
+        nums = (self._most_left(each) for each in self._held.values())
+        return max(0, max(nums, default=0) - 1)
+
+    def _most_left(self, sequence: Sequence) -> int:
+        """The tokens of its largest item, unless all are computed."""
+        if sequence.spans[-1].item.end <= sequence.num_computed:
+            return 0
+        items = (item for item, _ in sequence.spans if item.kind in self._whole)
+        return max((item.num_tokens for item in items), default=0)
+
     def take(self, sequence: Sequence) -> None:
+        """Its worker begins to encode the items of its ids to compute."""
+        allocation = sequence.allocated
+        left = [item for item, _ in sequence.spans if item.end > allocation.num_computed]
         if sequence.spans:
-            self._held[sequence.allocated.slot] = sequence
+            self._held[allocation.slot] = sequence
+        if left:
+            allocation.num_ready = left[0].start
+        whole = (item for item in left if item.kind in self._whole)
+        allocation.cuts += (WholeItem(item.start, item.end) for item in whole)
 
     def free(self, slot: int) -> None:
         self._held.pop(slot, None)

@@ -56,7 +56,14 @@ class ImageFitting(Fitting):
         if upright.is_tiled:
             return Targets(whole, turned_whole, tile=width_and_height(upright))
         crop = None if upright.scaled is None else width_and_height(upright)
-        return Targets(whole, turned_whole, crop)
+        return Targets(
+            whole,
+            turned_whole,
+            crop,
+            resample=upright.resample,
+            boxes=[*upright.boxes],
+            turned_boxes=[*turned.boxes],
+        )
 
     def medium(self, pixels: Pixels | None, salt: str) -> ReadMedium:
         size, data = self._size, NO_PIXELS

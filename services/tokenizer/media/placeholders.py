@@ -9,7 +9,7 @@ import numpy as np
 from services.tokenizer.media.pixel_memory import Hold
 from services.tokenizer.media_reader import PromptMedia
 from shared.errors import InvalidRequest
-from shared.media.family import WITH_ARTICLE, Size
+from shared.media.family import WITH_ARTICLE, Marked, Size
 from shared.wire.codec import Array
 from shared.wire.messages import ChatOptions, Item, MediumKind
 
@@ -74,16 +74,20 @@ class NoImages(PromptMedia):
 
 class ReadMedia(PromptMedia):
     """The media of a prompt. A chat template writes the id of the placeholder of its kind once for
-    each."""
+    each, or the marker of a family that is ``marked``."""
 
     def __init__(
         self,
         media: Sequence[ReadMedium],
         placeholders: Sequence[Placeholder],
+        max_model_len: int,
         hold: Hold | None = None,
+        marked: Marked | None = None,
     ) -> None:
         self.num = len(media)
+        self._max_model_len = max_model_len
         self._hold = hold
+        self._marked = marked
         self._media = media
         self._placeholders = placeholders
 
@@ -99,16 +103,37 @@ class ReadMedia(PromptMedia):
 
     def _check_text(self, value: Any, param: str) -> None:
         for text in _texts(value):
-            for each in self._placeholders:
-                if each.text in text:
+            for name, kind in self._names:
+                if name in text:
                     raise InvalidRequest(
-                        f"{param} holds the text {each.text}, which stands for"
-                        f" {WITH_ARTICLE[each.kind]} of this prompt",
+                        f"{param} holds the text {name}, which stands for {WITH_ARTICLE[kind]} of"
+                        " this prompt",
                         param=param,
                     )
 
+    @property
+    def _names(self) -> list[tuple[str, MediumKind]]:
+        found = [(each.text, each.kind) for each in self._placeholders]
+        return found if self._marked is None else [*found, (self._marked.marker, "image")]
+
     def num_tokens(self, number: int) -> int:
         return self._media[number].num_tokens
+
+    def written(self, text: str, numbers: Sequence[int]) -> str:
+        if (marked := self._marked) is None:
+            return text
+        first, *others = text.split(marked.marker)
+        if len(others) != len(numbers):
+            raise InvalidRequest(
+                f"the chat template writes {marked.marker} {len(others)} times for {len(numbers)}"
+                " images",
+                param="messages",
+            )
+        pieces = [first]
+        for number, other in zip(numbers, others, strict=True):
+            before = marked.before_crops if self._media[number].num_items > 1 else ""
+            pieces += [before, marked.written, other]
+        return "".join(pieces)
 
     def expand(self, ids: Array, numbers: Sequence[int]) -> Array:
         for each in self._placeholders:
@@ -158,6 +183,19 @@ class ReadMedia(PromptMedia):
         if done != len(places):
             raise self._other_ids(len(places), numbers)
         return items
+
+    def check_room(self, items: Sequence[Item], num_ids: int, max_tokens: int | None) -> None:
+        most = self._max_model_len
+        if not items or num_ids + (1 if max_tokens is None else max_tokens) <= most:
+            return
+        num = sum(item.num_tokens for item in items)
+        output = f", max_tokens is {max_tokens}" if num_ids < most else ""
+        raise InvalidRequest(
+            f"the context holds {most} tokens (max-model-len): the prompt has {num_ids}, {num} of"
+            f" them of {len(items)} images{output}",
+            param="max_tokens" if output else "prompt",
+            code="context_length_exceeded",
+        )
 
     def pixels_of(self, items: Sequence[Item]) -> list[Array]:
         known = {item.digest: item.pixels for medium in self._media for item in medium.items}

@@ -77,7 +77,7 @@ def _image(fd: int, data: bytearray, max_pixels: int) -> Answer:
         if targets is None:
             return Answer()
         whole, is_turned = upright(image)
-        made = _tiles if targets.tile else _middle
+        made = _tiles if targets.tile else _crops if targets.boxes else _middle
         frames = made(whole, targets, is_turned)
     place = 0
     for frame in frames:
@@ -99,6 +99,13 @@ def _tiles(whole: Image.Image, targets: Targets, is_turned: bool) -> list[Image.
 
 def _middle(whole: Image.Image, targets: Targets, is_turned: bool) -> list[Image.Image]:
     return [scaled(whole, targets, is_turned)]
+
+
+def _crops(whole: Image.Image, targets: Targets, is_turned: bool) -> list[Image.Image]:
+    """After the whole image."""
+    size = targets.turned if is_turned else targets.upright
+    boxes = targets.turned_boxes if is_turned else targets.boxes
+    return [_resized(each, size, targets) for each in (whole, *map(whole.crop, boxes))]
 
 
 def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:

@@ -11,7 +11,7 @@ from math import prod
 
 import msgspec
 
-from shared.media.family import BICUBIC
+from shared.media.family import BICUBIC, Box
 from shared.wire.messages import MediumKind
 
 NO_VIEW = 0, 0
@@ -29,8 +29,10 @@ class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
     quarter. Then the middle of the size ``crop`` is cut out, or the image is cut into tiles of the
     size ``tile``, row by row; the whole image follows, in one of the sizes ``views``, or in that of
-    a tile if there are several. Of a video these ``frames`` are wanted, numbers in ascending order.
-    If there are ``stamps``, each of them is drawn on a frame in the file ``font`` first."""
+    a tile if there are several. Or its parts in ``boxes`` follow it in its size, of an image that
+    is turned those in ``turned_boxes``. Of a video these ``frames`` are wanted, in ascending order.
+    If there are ``stamps``, each of them is drawn on a frame in the file ``font`` first.
+    ``resample`` is Pillow's number."""
 
     upright: tuple[int, int]
     turned: tuple[int, int]
@@ -41,6 +43,8 @@ class Targets(msgspec.Struct, array_like=True):
     font: str = ""
     views: list[tuple[int, int]] = []
     resample: int = BICUBIC
+    boxes: list[Box] = []
+    turned_boxes: list[Box] = []
 
     @property
     def made(self) -> list[tuple[int, int, int]]:
@@ -49,7 +53,7 @@ class Targets(msgspec.Struct, array_like=True):
             num_tiles = (prod(each) // prod(self.tile) for each in (self.upright, self.turned))
             return [(*self.tile, num + (num > 1 and not self.views)) for num in num_tiles]
         sizes = [self.upright, self.turned] if self.crop is None else [self.crop]
-        num = 1 if self.frames is None else len(self.frames)
+        num = 1 + len(self.boxes) if self.frames is None else len(self.frames)
         return [(*size, num) for size in sizes]
 
 

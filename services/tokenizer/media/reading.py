@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from services.tokenizer.media.crops import CropFitting
 from services.tokenizer.media.fitting import Fitting, ImageFitting, VideoFitting
 from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.metrics import CACHE_HITS, CACHE_MISSES, READ_SECONDS
@@ -25,6 +26,7 @@ from shared.errors import ConfigError, InvalidRequest
 from shared.media.families import read_family, written_by_templates
 from shared.media.family import (
     Family,
+    Marked,
     PixelLimits,
     VideoLimits,
     limits_of,
@@ -122,6 +124,7 @@ class MediaReading(MediaReader):
         self.kinds = ("image",)
         self.more_kinds = tuple(kind for kind in texts if kind != "image")
         self._family = family
+        self._marked = family if isinstance(family, Marked) else None
         ids = placeholders_of(family)
         self._placeholders = [Placeholder(ids[kind], text, kind) for kind, text in texts.items()]
         self._no_images = NoImages(self._placeholders)
@@ -164,7 +167,8 @@ class MediaReading(MediaReader):
             hold.end()
             raise
         media = [readings[key].result() for key in keys]
-        return ReadMedia(media, self._placeholders, hold)
+        about = self._placeholders, self._max_model_len
+        return ReadMedia(media, *about, hold, self._marked)
 
     async def close(self) -> None:
         await self._readers.close()
@@ -186,7 +190,9 @@ class MediaReading(MediaReader):
         if isinstance(wanted.limits, PixelLimits):
             if isinstance(self._family, TilesAndView):
                 return PartFitting(self._family, wanted.limits, self._encode)
-            return ImageFitting(self._family, wanted.limits)
+            if self._marked is None:
+                return ImageFitting(self._family, wanted.limits)
+            return CropFitting(self._family, self._marked, wanted.limits, self._encode)
         assert self._family.videos is not None
         return VideoFitting(self._family, self._family.videos, wanted.limits, self._encode)
 

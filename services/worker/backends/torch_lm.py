@@ -19,7 +19,7 @@ from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
-from kernels.paged_attention import AttentionOptions, attend
+from kernels.paged_attention import AttentionBatch, AttentionOptions, DeviceAttention, attend
 from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
@@ -192,8 +192,11 @@ class TorchOps(Ops[Tensor]):
             kv.scales,
         )
         options = AttentionOptions(spec.window, spec.softcap, heads.sinks)
-        attended = attend(query, kv.entries, inputs.attention, spec.scale, options, kv.scales)
-        return attended.flatten(1)
+        attention = self.attention(heads.group)
+        return attend(query, kv.entries, attention, spec.scale, options, kv.scales).flatten(1)
+
+    def attention(self, group: int) -> AttentionBatch | DeviceAttention:
+        return current_context().groups[group].attention
 
     def latent(
         self, query: Tensor, latent: Tensor, latents: Latents, chosen: Tensor | None = None

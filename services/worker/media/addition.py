@@ -52,6 +52,8 @@ def make(
     if why := _why_not(settings, model):
         log.info("images: not computed: %s", why)
         return None
+    if problem := _step_problem(settings, family, model):
+        raise ConfigError(problem)
     return Media(settings, folder, family, model, dtype)
 
 
@@ -59,6 +61,26 @@ def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
     if (num := settings.pipeline_parallel_size) > 1:
         return f"they are not with pipeline-parallel-size {num}"
     return "the model pools" if model.lm_head is None else ""
+
+
+def _step_problem(settings: WorkerConfig, family: Family, model: DecoderLM) -> str:
+    """A step has room for a whole item beside a token of each other sequence."""
+    if not family.are_whole:
+        return ""
+    num_tokens = batched_tokens(settings, _kind_of(model))
+    num = family.fit(1, 1, family.limits).num_tokens
+    least = num + min(settings.max_num_seqs, num_tokens) - 1
+    if num_tokens >= least:
+        return ""
+    return (
+        f"max-num-batched-tokens: {num_tokens}: a step computes all {num} tokens of an image"
+        f" beside one of each other sequence: {least} or more are needed, or fewer max-num-seqs,"
+        " or language-model-only"
+    )
+
+
+def _kind_of(model: DecoderLM) -> str:
+    return "cuda" if model.model.rotary.table.device.type == "cuda" else "cpu"
 
 
 class Media:
@@ -78,7 +100,7 @@ class Media:
         self._settings, self._folder, self._dtype = settings, folder, dtype
         config, rotary = model.config, model.model.rotary
         self._device = rotary.table.device
-        kind = "cuda" if self._device.type == "cuda" else "cpu"
+        kind = _kind_of(model)
         if kind == "cpu":  # torch's products in a dtype that the CPU has not are slow
             self._dtype = torch.promote_types(dtype, choose_dtype("auto", self._device))
         num_rows = batched_tokens(settings, kind)
@@ -86,14 +108,18 @@ class Media:
         num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these
         shape = num_slots, num_tokens, family.num_embeddings, config.hidden_size
         ids = family.image_ids
-        self._tokens = cache(partial(DeviceTokens, *shape, ids, dtype, self._device))
-        self.operators = Operators(device=partial(MediaOps, self._tokens))
+        common = ids, dtype, self._device, family.are_whole
+        self._tokens = cache(partial(DeviceTokens, *shape, *common))
+        scales = model.embedding_scale != 1.0
+        self.operators = Operators(device=partial(MediaOps, self._tokens, scales))
         num_axes = len(family.positions([], 0))
         self._rotations = Rotations(rotary, axes_of(config, num_axes), num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings
         take_embeddings(model, family.num_embeddings, marks=bool(family.image_ids))
 
     def limit(self, capacity: Capacity) -> Capacity:
+        if self.family.are_whole:
+            return structs.replace(capacity, whole_media=self.family.kinds)
         more = tuple(kind for kind in self.family.kinds if kind != "image")
         return structs.replace(capacity, media=("image",), more_media=more)
 

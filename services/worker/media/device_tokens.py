@@ -1,13 +1,14 @@
 """Images in a step on a device. Operators read them from tensors that CUDA graphs hold too."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.paged_attention import DeviceAttention
+from kernels.paged_attention import AttentionBatch, DeviceAttention
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding
@@ -30,7 +31,8 @@ Piece = tuple[np.ndarray, Tensor]  # the indices [n] of tokens in a step, and th
 class DeviceTokens:
     """A step with chunks has at most ``num_tokens``; each has a shift, the difference between its
     row in the table of rotations and its position, and perhaps features. Other steps take the
-    deltas of their slots as shifts. In prompts, ``image_ids`` are for experts of images."""
+    deltas of their slots as shifts. In prompts, ``image_ids`` are for experts of images. Tokens of
+    items that ``are_whole`` see the keys before their ``ends``."""
 
     def __init__(
         self,
@@ -41,8 +43,11 @@ class DeviceTokens:
         image_ids: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
+        are_whole: bool,
     ) -> None:
         self._device = device
+        self._ends = torch.zeros(num_tokens, dtype=torch.int32, device=device)
+        self._are_whole = are_whole
         self._image_ids = torch.tensor(image_ids, dtype=torch.int64, device=device)
         self._is_of_prompt = torch.zeros(num_tokens, dtype=torch.bool, device=device)
         self._known = np.zeros(num_slots, np.int64)  # the deltas on the device
@@ -66,6 +71,7 @@ class DeviceTokens:
         if not self._is_clear:
             self._shifts.zero_()
             self._is_feature.zero_()
+            self._ends.zero_()
             self._is_clear = True
 
     def note_prompts(self, step: MixedStep, is_of_prompt: np.ndarray) -> None:
@@ -75,14 +81,21 @@ class DeviceTokens:
         of_all[start : start + len(is_of_prompt)] = is_of_prompt
         self._is_of_prompt.copy_(upload(of_all, self._device))
 
-    def fill(self, step: MixedStep, shifts: np.ndarray, pieces: Sequence[Piece]) -> None:
-        """shifts [T] int64 of the tokens of chunks; ``pieces`` count from the first of these."""
+    def fill(
+        self, step: MixedStep, shifts: np.ndarray, ends: np.ndarray, pieces: Sequence[Piece]
+    ) -> None:
+        """shifts and ends [T] int64 of the tokens of chunks; ``pieces`` count from the first of
+        these."""
         self._is_clear = False
         start, end = step.num_decoded, step.num_decoded + len(shifts)
         of_all = np.zeros(len(self._shifts), np.int64)
         is_feature = np.zeros(len(self._shifts), bool)
         of_all[start:end] = shifts
         self._shifts.copy_(upload(of_all, self._device))
+        if self._are_whole:
+            all_ends = np.zeros(len(self._ends), np.int32)
+            all_ends[start:end] = ends
+            self._ends.copy_(upload(all_ends, self._device))
         of_rows = self._deltas.index_select(0, step.decoding)
         self._shifts[:start] = of_rows.repeat_interleave(step.width)
         for places, part in pieces:
@@ -92,6 +105,12 @@ class DeviceTokens:
             if part.is_cuda:  # made on the tower's stream
                 part.record_stream(torch.cuda.current_stream(part.device))
         self._is_feature.copy_(upload(is_feature[:, None], self._device))
+
+    def with_ends(self, attention: DeviceAttention) -> DeviceAttention:
+        chunks = attention.chunks
+        if not self._are_whole or chunks is None:
+            return attention
+        return replace(attention, chunks=replace(chunks, ends=self._ends))
 
     def rows(self, positions: Tensor, attention: DeviceAttention) -> Tensor:
         """positions [T] int64 → rows [T] of the table of rotations."""
@@ -123,26 +142,46 @@ def by_embedding(features: Tensor, num: int) -> Tensor:
 
 
 class MediaOps(TorchOps):
-    """In steps prepared by the host, rows and embeddings are given instead."""
+    """In steps prepared by the host, rows and embeddings are given instead. Features are not scaled
+    as embeddings are, in a model that ``scales`` these."""
 
     def __init__(
-        self, tokens: Callable[[], DeviceTokens], positions: Tensor, **options: Any
+        self,
+        tokens: Callable[[], DeviceTokens],
+        scales: bool,
+        positions: Tensor,
+        **options: Any,
     ) -> None:
         attention = current_context().groups[0].attention
         self._tokens: DeviceTokens | None = None
         self._marks: Tensor | None = None
+        self._scales = scales
         if isinstance(attention, DeviceAttention):
             found = tokens()
             positions = found.rows(positions, attention)
             self._tokens = None if attention.chunks is None else found
         super().__init__(positions, **options)
 
+    def attention(self, group: int) -> AttentionBatch | DeviceAttention:
+        found = super().attention(group)
+        if self._tokens is None or not isinstance(found, DeviceAttention):
+            return found
+        return self._tokens.with_ends(found)
+
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
         embeddings = super().embed(ids, embedding)
         if self._tokens is None:
             return embeddings
         self._marks = self._tokens.marks(ids)
-        return self._tokens.with_features(embeddings)
+        return embeddings if self._scales else self._tokens.with_features(embeddings)
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """The first call is for embeddings."""
+        scaled = super().scale(x, factor)
+        if self._tokens is None or not self._scales:
+            return scaled
+        self._scales = False
+        return self._tokens.with_features(scaled)
 
     def marks(self) -> Tensor | None:
         return super().marks() if self._tokens is None else self._marks

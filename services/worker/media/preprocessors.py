@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media import internvl, llava, pixtral
+from shared.media import gemma3, internvl, llava, pixtral
 from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
@@ -206,8 +206,20 @@ class Lfm2Vl(Preprocessor):
         }
 
 
+class Gemma3(Frames):
+    image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        config, found = decode_json(folder / CONFIG_FILE, gemma3.Config), super().read(folder)
+        patch = config.vision_config.patch_size
+        return msgspec.structs.replace(found, patch_size=patch, merge_size=config.merge)
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
+    "Gemma3ForConditionalGeneration": Gemma3,
     "Glm46VForConditionalGeneration": Qwen2_5_VL,
     "Glm4vForConditionalGeneration": Qwen2_5_VL,
     "Glm4vMoeForConditionalGeneration": Qwen2_5_VL,

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.paged_attention import AttentionBatch
+from services.worker.layers.context import ForwardContext
 from services.worker.media.device_tokens import DeviceTokens, MixedStep, Piece, by_embedding
 from services.worker.media.encoder import Encoder, Job
 from services.worker.media.item_check import uncached_items
@@ -18,7 +20,7 @@ from services.worker.step.rows import Rows
 from services.worker.step.step import Step
 from shared.media.family import Family, placeholders_of
 from shared.wire.codec import Array
-from shared.wire.messages import Admit, StepPlan
+from shared.wire.messages import Admit, Item, StepPlan
 
 
 @dataclass(slots=True)
@@ -35,6 +37,7 @@ class _Placed(NamedTuple):
 
     positions: np.ndarray  # [T] int64, in the sequences
     rows: np.ndarray  # [T] int64, of the table of rotations
+    ends: np.ndarray  # [T] int64: they see the keys before these
     pieces: list[Piece]
 
 
@@ -85,7 +88,11 @@ class MediaTable(PlanPart):
             return batch
         placed = self._place(batch.rows)
         embeddings = self._embeddings(batch, placed.pieces, marks)
-        return replace(batch, positions=torch.from_numpy(placed.rows), embeddings=embeddings)
+        context = batch.context
+        if self._family.are_whole and placed.pieces:
+            context = _with_ends(context, placed.ends)
+        positions = torch.from_numpy(placed.rows)
+        return replace(batch, positions=positions, embeddings=embeddings, context=context)
 
     def before_forward(self, step: Step) -> None:
         rows, tokens = step.rows, self._tokens()
@@ -99,7 +106,7 @@ class MediaTable(PlanPart):
             tokens.clear()
             return
         placed = self._place(chunks)
-        tokens.fill(launched, placed.rows - placed.positions, placed.pieces)
+        tokens.fill(launched, placed.rows - placed.positions, placed.ends, placed.pieces)
 
     def _marks(self, rows: Rows, ids: np.ndarray) -> np.ndarray:
         """ids [T] of ``rows`` → [T] bool: the ones that experts of images serve. Generated ones are
@@ -125,11 +132,14 @@ class MediaTable(PlanPart):
         firsts, starts, ends = rows.token_ends - rows.num_tokens, rows.starts, rows.ends
         indices = self._indices(rows)
         positions = np.tile(indices, (self._rotations.num_axes, 1))
+        seen_ends = indices + 1
         pieces: list[Piece] = []
         for slot, *places in np.stack((rows.slots, firsts, starts, ends), 1).tolist():
             if (prompt := self._prompts.get(slot)) is not None:
+                if self._family.are_whole:
+                    _note_ends(prompt.job.items, seen_ends, *places)
                 pieces += self._place_row(prompt, positions, *places)
-        return _Placed(indices, self._rotations.rows(positions), pieces)
+        return _Placed(indices, self._rotations.rows(positions), seen_ends, pieces)
 
     def _place_row(
         self, prompt: _Prompt, positions: np.ndarray, first: int, start: int, end: int
@@ -186,3 +196,25 @@ class MediaTable(PlanPart):
         if num_marks:
             inputs[num] = torch.from_numpy(marks)[:, None]
         return inputs
+
+
+def _note_ends(
+    items: Sequence[Item], seen_ends: np.ndarray, first: int, start: int, end: int
+) -> None:
+    """Tokens of an item see all of it; a step's token ``first`` is at ``start``. Raises ValueError
+    if the step does not compute an item to its end."""
+    for item in items:
+        if item.start < end and start < item.end:
+            if end < item.end:
+                raise ValueError(
+                    f"a step ends at the id {end}, within an item from {item.start} to {item.end}"
+                )
+            seen_ends[first + max(0, item.start - start) : first + item.end - start] = item.end
+
+
+def _with_ends(context: ForwardContext, ends: np.ndarray) -> ForwardContext:
+    groups = [
+        each._replace(attention=replace(cast(AttentionBatch, each.attention), ends=ends))
+        for each in context.groups
+    ]
+    return replace(context, groups=groups)

@@ -25,6 +25,7 @@ MODELS = {
     "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.ernie4_5_vl",
     "Gemma2ForCausalLM": "services.worker.models.gemma2",
     "Gemma3ForCausalLM": "services.worker.models.gemma3",
+    "Gemma3ForConditionalGeneration": "services.worker.media.gemma3",
     "Gemma4ForCausalLM": "services.worker.gemma4.model",
     "Gemma4ForConditionalGeneration": "services.worker.gemma4.model",
     "Gemma4UnifiedForCausalLM": "services.worker.gemma4.model",

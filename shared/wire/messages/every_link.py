@@ -116,7 +116,8 @@ class Capacity(Row, frozen=True):
     may share a sequence. A block holds the KV of ``block_size`` tokens in the layers of one of
     ``groups``; all groups draw on the same blocks. Some layers keep a state of each sequence, with
     room for ``num_states`` copies; None: no layer does. Its running sequences have at most
-    ``max_adapters`` different adapters. It computes prompts with these ``media``.
+    ``max_adapters`` different adapters. It computes prompts with these ``media``, each item of the
+    ``whole_media`` in one step.
     """
 
     num_blocks: Int32
@@ -136,10 +137,11 @@ class Capacity(Row, frozen=True):
     max_adapters: Int32 = 0
     media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()
     more_media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()  # as in ModelInfo
+    whole_media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()
 
     @property
     def all_media(self) -> tuple[MediumKind, ...]:
-        return *self.media, *self.more_media
+        return *self.media, *self.more_media, *self.whole_media
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process

@@ -43,6 +43,13 @@ def test_edges_of_blocks_and_tiles_agree(width: int) -> None:
     compare(Step(starts, width, block_size=16), SMALL, TOLERANCE)
 
 
+@pytest.mark.parametrize("window", [None, 5, 30])
+@pytest.mark.parametrize("together", [7, 50])
+def test_tokens_of_images_see_each_other(together: int, window: int | None) -> None:
+    step = Step([20], 2, [(0, 150), (17, 9)], block_size=16, together=together)
+    compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
+
+
 @pytest.mark.parametrize(
     ("group_size", "hides"), [(1, False), (3, True), (4, False), (8, True), (20, False), (20, True)]
 )

@@ -4,6 +4,7 @@ The core is driven like in the service, with simulated workers. A number determi
 that a failed one can be repeated.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
@@ -92,7 +93,8 @@ def _groups(random: Random) -> tuple[Group, ...]:
 
 def _ends_at_cut(sequence: Sequence) -> bool:
     allocation = sequence.allocated
-    return allocation.num_computed in {cut for cut, _ in allocation.cuts}
+    num = allocation.num_computed
+    return any(cut(num - 1, sys.maxsize, sys.maxsize) == num for cut in allocation.cuts)
 
 
 def _places(sequence: Sequence) -> set[tuple[int, int, int]]:

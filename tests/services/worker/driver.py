@@ -124,7 +124,7 @@ class Driver:
     ) -> None:
         decode, prefill = [], []
         for slot in [slot for slot in jobs if jobs[slot].end is None]:
-            num_tokens = 1 if lacking[slot] == 1 else min(lacking[slot], next(self._chunk_sizes))
+            num_tokens = 1 if lacking[slot] == 1 else self._chunk(jobs[slot], lacking[slot])
             if lacking[slot] == 1:
                 decode.append(Decode(slot))
             else:
@@ -135,6 +135,9 @@ class Driver:
         plan = StepPlan(self._num_steps, [], admits, [], prefill, decode, 0, num_steps)
         result, arrays = run_step(self.engine, plan, ids)
         self._absorb(result.rows, arrays, jobs, lacking)
+
+    def _chunk(self, job: Job, num_lacking: int) -> int:
+        return min(num_lacking, next(self._chunk_sizes))
 
     def _absorb(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from services.scheduler.media.cell import CellMedia, EncodingRoom
+from services.scheduler.media.cell import CellMedia, EncodingRoom, note_encoded
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import Arrival
 from services.scheduler.service import SchedulerService
@@ -58,13 +58,13 @@ def arrival(*items: Item, name: str = "r", num: int = 1, **options: Any) -> Arri
 
 def scheduler() -> tuple[Scheduler, SimulatedWorker]:
     core = Scheduler(max_waiting=10, priority_step_s=10)
-    core.add_worker("w", CAPACITY)
+    core.add_worker("w", CAPACITY, resources=[EncodingRoom(replace(CAPACITY, max_num_seqs=100))])
     return core, SimulatedWorker(CAPACITY)
 
 
 def encode(core: Scheduler, planned: Planned) -> None:
     for row in planned.plan.admit:
-        core.sequences[row.request, row.attempt].note_encoded(row.prompt_len)
+        note_encoded(core.sequences[row.request, row.attempt], row.prompt_len)
 
 
 def run(core: Scheduler, worker: SimulatedWorker) -> list[Planned]:
@@ -123,12 +123,12 @@ def test_a_prompt_is_computed_as_far_as_its_images_are_encoded_and_holds_up_nobo
     with_image = core.sequences["r~1/0/0", 1]
     second = core.plan("w")
     assert chunks(second) == [2], "of the text"
-    with_image.note_encoded(7)
+    note_encoded(with_image, 7)
     core.absorb("w", *worker.step(second))
     third = core.plan("w")
     assert chunks(third) == [5], "up to the second image"
     core.absorb("w", *worker.step(third))
-    with_image.note_encoded(16)
+    note_encoded(with_image, 16)
     assert chunks(core.plan("w")) == [9]
 
 
@@ -141,6 +141,65 @@ def test_a_hit_that_ends_in_an_image_awaits_it():
     assert planned is not None
     assert planned.plan.admit[0].num_cached == 8
     assert chunks(planned) == [2]
+
+
+def whole(**sizes: int) -> tuple[Scheduler, SimulatedWorker]:
+    """A worker that computes each image in one step."""
+    capacity = replace(CAPACITY, media=(), whole_media=("image",), **sizes)
+    core = Scheduler(max_waiting=10, priority_step_s=10)
+    core.add_worker("w", capacity, resources=[EncodingRoom(replace(capacity, max_num_seqs=100))])
+    return core, SimulatedWorker(capacity)
+
+
+def chunk_ends(plans: list[Planned]) -> list[int]:
+    ends = np.cumsum([each for planned in plans for each in chunks(planned)])
+    return list(map(int, ends))
+
+
+def test_no_chunk_ends_in_an_image_that_is_computed_whole():
+    """Between images a step leaves the room for the largest."""
+    core, worker = whole(max_num_batched_tokens=8)
+    core.add(arrival(item(2, "a", 5), item(9, "b", 4)))
+    assert chunk_ends(run(core, worker)) == [2, 7, 9, 13, 16]
+    core, worker = whole(max_num_batched_tokens=12)
+    core.add(arrival(item(2, "a", 5), item(9, "b", 4)))
+    assert chunk_ends(run(core, worker)) == [2, 9, 16]
+
+
+def test_an_image_is_computed_whole_beside_others():
+    """Every plan has at most the worker's tokens, and none waits for ever."""
+    core, worker = whole(max_num_batched_tokens=8)
+    items = [item(0, "a", 5), item(5, "b", 5), item(11, "a", 5)]
+    for name in ("one", "two", "three"):
+        core.add(arrival(*items, name=name, num=1 + (name == "two")))
+    plans = run(core, worker)
+    for planned in plans:
+        num = sum(chunks(planned)) + len(planned.plan.decode)
+        assert num <= 8
+    starts: dict[int, int] = {}
+    for planned in plans:
+        starts |= {row.slot: row.num_cached for row in planned.plan.admit}
+        for row in planned.plan.prefill:
+            starts[row.slot] += row.num_tokens
+            assert not any(each.start < starts[row.slot] < each.end for each in items)
+
+
+def test_a_hit_may_end_in_an_image_that_is_computed_whole():
+    """The rest of the image is computed at once."""
+    core, worker = whole(max_num_batched_tokens=8)
+    core.add(arrival(item(2, "a", 8)))
+    run(core, worker)
+    core.add(arrival(item(2, "a", 8), item(11, "b")))
+    plans = run(core, worker)
+    (row,) = (row for each in plans for row in each.plan.admit)
+    assert row.num_cached == 8
+    assert chunk_ends(plans) == [2, 3, 6, 8]
+
+
+def test_texts_have_the_whole_budget_of_such_a_worker():
+    core, worker = whole(max_num_batched_tokens=8)
+    core.add(arrival(name="text"))
+    assert chunk_ends(run(core, worker)) == [8, 16]
 
 
 def test_an_image_that_is_encoded_when_a_worker_dies_is_a_suspect():
@@ -240,8 +299,8 @@ def test_a_late_message_of_an_earlier_admission_changes_nothing():
     core.add(arrival(item(2, "a"), item(7, "b")))
     core.absorb("w", *worker.step(core.plan("w")))
     sequence = core.sequences["r~1/0/0", 1]
-    sequence.note_encoded(16)
-    sequence.note_encoded(7)
+    note_encoded(sequence, 16)
+    note_encoded(sequence, 7)
     assert chunks(core.plan("w")) == [14]
 
 

@@ -53,7 +53,7 @@ def test_sizes_are_those_of_transformers(
     limits = PixelLimits(min(areas), max(areas))
     resize: Any = vars(sys.modules[type(oracle.images).__module__])["smart_resize"]
     try:
-        expected = resize(height, width, oracle.side, *limits)
+        expected = resize(height, width, oracle.side, *limits[:2])
     except ValueError:
         with pytest.raises(ValueError, match=f"{width} x {height} pixels; one side may be 200"):
             family.fit(width, height, limits)
@@ -101,11 +101,11 @@ def test_limits_that_the_file_lacks_are_those_of_transformers(
     found = read_family(tmp_path)
     assert found is not None
     size = type(oracle.images).size
-    assert found.limits == (size["shortest_edge"], size["longest_edge"])
+    assert found.limits[:2] == (size["shortest_edge"], size["longest_edge"])
     preprocessor(folder, tmp_path, size=None, min_pixels=1000, max_pixels=2000)
     found = read_family(tmp_path)
     assert found is not None
-    assert found.limits == (1000, 2000)
+    assert found.limits[:2] == (1000, 2000)
     assert found.placeholder == oracle.tokenizer.convert_tokens_to_ids(MEDIA[2])
 
 

@@ -60,7 +60,7 @@ def test_sizes_are_those_of_transformers(family: RepeatedSquares) -> None:
     random = np.random.default_rng(0)
     sizes = np.exp(random.uniform(0, np.log(2000), (1000, 2))).astype(int).tolist()
     limits = family.limits
-    assert limits == (56 * 56, 280 * 280)
+    assert limits[:2] == (56 * 56, 280 * 280)
     for width, height in sizes:
         if max(width, height) > 200 * min(width, height):
             with pytest.raises(ValueError, match="one side may be 200 times the other"):
@@ -90,4 +90,4 @@ def test_limits_of_a_file_count_two_frames(folder: Path, tmp_path: Path) -> None
     preprocessor(folder, tmp_path, size={})
     found = read_family(tmp_path)
     assert found is not None
-    assert found.limits == (112 * 112 // 2, 28 * 28 * 7500)
+    assert found.limits[:2] == (112 * 112 // 2, 28 * 28 * 7500)

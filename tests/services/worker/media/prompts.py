@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from PIL import Image
 
+from services.scheduler.media.cell import WholeItem
 from services.worker.engine.protocol import StepOutput
 from services.worker.media.item_check import uncached_items
 from shared.media.families import read_family
@@ -137,7 +138,7 @@ class Wrapped:
 
 class MediaDriver(Driver):
     """The first ``num_cached`` ids have their KV in the blocks of the run before, which had equal
-    jobs."""
+    jobs. Chunks are cut as the scheduler cuts them."""
 
     def __init__(
         self,
@@ -161,6 +162,15 @@ class MediaDriver(Driver):
         capacity = self.engine.capacity
         shape = num, len(capacity.groups), -(-capacity.max_model_len // capacity.block_size)
         return np.arange(np.prod(shape)).reshape(shape).tolist()
+
+    def _chunk(self, job: Job, num_lacking: int) -> int:
+        first = len(job.prompt) - num_lacking
+        end = first + super()._chunk(job, num_lacking)
+        assert isinstance(job, MediaJob)
+        for item in job.items:
+            if item.kind in self.engine.capacity.whole_media:
+                end = WholeItem(item.start, item.end)(first, end, len(job.prompt))
+        return end - first
 
     def _admit(self, slot: int, job: Job, tables: list[list[int]]) -> Admit:
         row = super()._admit(slot, job, tables)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.scheduled import UNLIMITED_BYTES, Run
 from benchmarks.harness.sequences import generate_one
+from services.scheduler.media.cell import EncodingRoom, note_encoded
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import Arrival
 from services.scheduler.worker_state import PROBATION_STEPS
@@ -21,12 +22,14 @@ from shared.wire.token_arrays import Layout
 from tests.services.worker.media.gates import WAIT_S
 from tests.services.worker.media.prompts import Chat
 
+MOST = 1000  # may await images at once
 Report = tuple[str, int, int]  # request, attempt, and the ids that may be computed
 
 
 def run(engine: Any, chats: Sequence[Chat], params: Sequence[SamplingParams]) -> Run:
     core, done = Scheduler(1000, 10, True, 2), Run.of(len(chats))
-    core.add_worker("w", engine.capacity, PROBATION_STEPS)
+    room = EncodingRoom(replace(engine.capacity, max_num_seqs=MOST))
+    core.add_worker("w", engine.capacity, PROBATION_STEPS, [room])
     reports = _reports_of(engine)
     for number, (chat, of_chat) in enumerate(zip(chats, params, strict=True)):
         core.add(_arrival(str(number), chat, of_chat))
@@ -76,4 +79,4 @@ def _note(core: Scheduler, reports: Iterable[Report]) -> None:
     for request, attempt, num_ids in reports:
         sequence = core.sequences.get((request, attempt))
         if sequence is not None and sequence.allocation is not None:
-            sequence.note_encoded(num_ids)
+            note_encoded(sequence, num_ids)
