@@ -85,8 +85,16 @@ def product_of(
     return kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages
 
 
-def assert_product_fits(arch: int, *given: Any, **options: Any) -> None:
-    assert_fits(taken(compiled(*product_of(*given, arch, **options))), arch)
+def assert_product_fits(
+    arch: int,
+    kernel: Any,
+    shape: tuple[int, int, int],
+    dtype: torch.dtype,
+    num_tokens: int,
+    **options: Any,
+) -> None:
+    product = product_of(kernel, shape, dtype, num_tokens, arch, **options)
+    assert_fits(taken(compiled(*product)), arch)
 
 
 @cache

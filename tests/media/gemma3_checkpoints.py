@@ -13,17 +13,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
-from tests.media.checkpoints import (
-    IMAGE,
-    SPECIAL,
-    TEMPLATE,
-    Clip,
-    Reference,
-    load_reference,
-    picture,
-    save,
-    text_config,
-)
+from tests.media.checkpoints import IMAGE, SPECIAL, TEMPLATE, save, text_config
+from tests.media.pictures import picture
+from tests.media.references import Clip, Reference, load_reference
 
 START, END, TOKEN = MEDIA = "<start_of_image>", "<end_of_image>", "<image_soft_token>"
 NAMES = ("boi_token", "eoi_token", "image_token")

@@ -4,7 +4,7 @@ in a crowd, with prefix hits and after kills."""
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ SETTINGS = {
     "DRAIN_TIMEOUT_S": "10",
 }
 GEMMA3 = "gemma3"
-OTHERS = {
+OTHERS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Reference]]] = {
     GEMMA3: (save_gemma3, gemma3_reference),
     "glm_ocr": (save_glm, glm_reference),
     "internvl": (save_internvl, tiles_reference),

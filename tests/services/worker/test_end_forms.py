@@ -140,7 +140,8 @@ def test_codes_are_freed_when_they_are_packed(tmp_path: Path, is_tied: bool) -> 
 @pytest.mark.parametrize("end", ["embedding", "head"])
 def test_those_that_are_not_tied_leave_the_other_alone(tmp_path: Path, end: str) -> None:
     save_mimo(tmp_path)
-    model = load(tmp_path, **{end: "nf4"})
+    forms: dict[str, Any] = {end: "nf4"}
+    model = load(tmp_path, **forms)
     (form,) = (module for module in model.modules() if isinstance(module, Quantized))
     assert model.lm_head is not None
     ends = {"embedding": model.model.embed_tokens.weight, "head": model.lm_head.weight}

@@ -17,7 +17,7 @@ from shared.media.family import PanAndScan
 from shared.media.gemma3 import StretchedSquare, crops_of
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.messages import Convert, Medium
-from tests.media.checkpoints import MAX_LEN, picture, preprocessor
+from tests.media.checkpoints import MAX_LEN, preprocessor
 from tests.media.gemma3_checkpoints import (
     NUM_TOKENS,
     SIDE,
@@ -27,6 +27,7 @@ from tests.media.gemma3_checkpoints import (
     gemma3_reference,
     save_gemma3,
 )
+from tests.media.pictures import picture
 from tests.services.tokenizer.media.files import file_of, open_file, with_orientation
 from tests.services.tokenizer.media.test_requests import Tokenizer, chat, image, text, user
 

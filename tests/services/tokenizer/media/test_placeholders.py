@@ -58,7 +58,7 @@ def test_images_and_videos_may_have_one_placeholder() -> None:
     image = read_image(3)
     read = [image, image._replace(kind="video"), image]
     both = Placeholder(PLACEHOLDER, "<any>", "image"), Placeholder(PLACEHOLDER, "<any>", "video")
-    media = ReadMedia(read, both)
+    media = ReadMedia(read, both, 64)
     ids = media.expand(np.array([1, PLACEHOLDER, 2, PLACEHOLDER], np.int32), [1, 2])
     assert ids.tolist() == [1, 9, 9, 9, 2, 9, 9, 9]
     assert [item.kind for item in media.find_items(ids, [1, 2])] == ["video", "image"]

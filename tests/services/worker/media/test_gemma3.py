@@ -16,7 +16,6 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.tower import Sizes, Tower
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
-from tests.media.checkpoints import picture
 from tests.media.gemma3_checkpoints import (
     NUM_TOKENS,
     SIDE,
@@ -24,6 +23,7 @@ from tests.media.gemma3_checkpoints import (
     gemma3_reference,
     save_gemma3,
 )
+from tests.media.pictures import picture
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
 
