@@ -37,6 +37,7 @@ def _product(
     if x.is_cuda and out_dtype != x.dtype:
         out = torch.mm(x, weight.t(), out_dtype=out_dtype, out=into)
         return out if bias is None else out.add_(bias)
-    wide_bias = None if bias is None else bias.to(out_dtype)
-    out = functional.linear(x.to(out_dtype), weight.to(out_dtype), wide_bias)
+    if x.dtype != out_dtype or weight.dtype != out_dtype:
+        x, weight = x.to(out_dtype), weight.to(out_dtype)
+    out = functional.linear(x, weight, None if bias is None else bias.to(out_dtype))
     return out if into is None else into.copy_(out)

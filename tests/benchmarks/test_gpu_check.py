@@ -44,7 +44,9 @@ IMAGE_MODULES = (
     *("aiohttp", "multidict", "yarl", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
 )
 OUR_PACKAGES = ("cli", "kernels", "services", "shared")
-ON_DEMAND = ("films.py", "otlp.py", "reader.py")  # for images and videos, or exported traces
+ON_DEMAND = {  # for images and videos, or exported traces
+    *("films.py", "otlp.py", "reader.py", "stamps.py", "upright.py"),
+}
 ENGINE_ROWS = {
     "batch 1": 1,
     "batch 1, drafts": 4,

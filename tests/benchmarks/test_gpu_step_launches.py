@@ -124,7 +124,7 @@ def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
         )
         for model in (TINY, deeper)
     )
-    assert deep - shallow == {"linear": 2, "addmm_": 2, "to": 2}
+    assert deep - shallow == {"linear": 2, "addmm_": 2}
 
 
 @pytest.mark.parametrize("num_padded", [None, 16], ids=["as it comes", "in a graph"])
