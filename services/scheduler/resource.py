@@ -47,6 +47,9 @@ class Resource:
     def take(self, sequence: Sequence) -> None:
         """``sequence`` gets a slot, and blocks that may be loaded: it ``is_held`` until then."""
 
+    def begin(self, sequence: Sequence) -> None:
+        """All resources of ``sequence`` are taken, and its first id to compute is known."""
+
     def free(self, slot: int) -> None:
         """The slot is free."""
 

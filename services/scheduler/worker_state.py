@@ -293,6 +293,8 @@ class WorkerState:
         assert extended is not None
         for each in self.resources:
             each.take(sequence)
+        for each in self.resources:
+            each.begin(sequence)
         sequence.last_worker_id = self.worker_id
         self.stream_share.note_admission(sequence)
         self.running[slot] = sequence

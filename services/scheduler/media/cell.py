@@ -155,11 +155,13 @@ class EncodingRoom(Resource):
         return max((item.num_tokens for item in items), default=0)
 
     def take(self, sequence: Sequence) -> None:
+        if sequence.spans:
+            self._held[sequence.allocated.slot] = sequence
+
+    def begin(self, sequence: Sequence) -> None:
         """Its worker begins to encode the items of its ids to compute."""
         allocation = sequence.allocated
         left = [item for item, _ in sequence.spans if item.end > allocation.num_computed]
-        if sequence.spans:
-            self._held[allocation.slot] = sequence
         if left:
             allocation.num_ready = left[0].start
         whole = (item for item in left if item.kind in self._whole)

@@ -9,8 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from services.scheduler.media.cell import CellMedia, EncodingRoom, note_encoded
+from services.scheduler.resource import Resource
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.sequence import Arrival
+from services.scheduler.sequence import Arrival, Sequence
 from services.scheduler.service import SchedulerService
 from shared.errors import CodecError
 from shared.settings.scheduler import SchedulerConfig
@@ -141,6 +142,21 @@ def test_a_hit_that_ends_in_an_image_awaits_it():
     assert planned is not None
     assert planned.plan.admit[0].num_cached == 8
     assert chunks(planned) == [2]
+
+
+class Loaded(Resource):
+    """The first ids of each sequence."""
+
+    def take(self, sequence: Sequence) -> None:
+        sequence.allocated.num_computed = 12
+
+
+def test_images_among_loaded_ids_are_not_awaited():
+    """Whatever the order of a worker's resources."""
+    core = Scheduler(max_waiting=10, priority_step_s=10)
+    core.add_worker("w", CAPACITY, resources=[EncodingRoom(CAPACITY), Loaded()])
+    core.add(arrival(item(2, "a"), item(7, "b")))
+    assert chunks(core.plan("w")) == [4]
 
 
 def whole(**sizes: int) -> tuple[Scheduler, SimulatedWorker]:
