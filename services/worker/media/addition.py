@@ -128,7 +128,7 @@ class Media:
         the embeddings of its tokens."""
         sizes, num = self._sizes, self.family.num_embeddings
         num_patches = self._most_patches
-        num_features = num_patches // sizes.patches_of_token * num
+        num_features = self._most_tokens * num
         largest = num_features * sizes.hidden_size * self._dtype.itemsize
         num_inputs = num - 1 + bool(self.family.image_ids)
         of_step = num_inputs * num_tokens * sizes.hidden_size * torch.float32.itemsize
@@ -175,6 +175,13 @@ class Media:
         if videos is None:
             return of_image
         return max(of_image, videos.num_in_tower * self._patches(videos.most_pixels))
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of the largest image or frame; the frames of a group share them."""
+        videos, of_image = self.family.videos, self.family.limits.max_pixels
+        most = of_image if videos is None else max(of_image, videos.most_pixels)
+        return self._patches(most) // self._sizes.patches_of_token
 
     def _patches(self, num_pixels: int) -> int:
         """Of as many pixels, or of those that fit."""
