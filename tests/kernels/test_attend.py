@@ -33,6 +33,7 @@ codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
         chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=3),
         block_size=st.sampled_from([3, 4, 16]),
         hides=st.booleans(),
+        together=st.sampled_from([0, 2, 7]),
     ),
     heads=st.sampled_from([Heads(4, 4, 8), Heads(4, 2, 8), Heads(6, 2, 16), Heads(3, 1, 8)]),
 )
@@ -57,6 +58,7 @@ def test_codes_agree(start: int, codes: torch.dtype) -> None:
         chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=3),
         block_size=st.sampled_from([4, 16]),
         hides=st.booleans(),
+        together=st.sampled_from([0, 2, 7]),
     ),
     heads=st.sampled_from([Heads(4, 4, 8), Heads(6, 2, 16)]),
     window=st.sampled_from([None, 1, 2, 4, 5, 30, 100]),

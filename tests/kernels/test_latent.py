@@ -25,6 +25,7 @@ SHAPES = [Shape(1, 16, 16, 16, 16), Shape(3, 40, 24, 8, 40), Shape(20, 64, 16, 3
         chunks=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 40)), max_size=3),
         block_size=st.sampled_from([3, 4, 16]),
         hides=st.booleans(),
+        together=st.just(0),
     ).filter(lambda step: step.starts or step.chunks),
     is_interleaved=st.booleans(),
 )
