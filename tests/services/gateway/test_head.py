@@ -60,8 +60,8 @@ async def gateway(
 ) -> AsyncIterator[GatewayService]:
     """With every optional route, and with routes of ``FUTURE``."""
 
-    def make(*arguments: Any) -> web.Application:
-        app = make_app(*arguments)
+    def make(**arguments: Any) -> web.Application:
+        app = make_app(**arguments)
         app.add_routes([web.get(f"/future/{each.__name__}", each) for each in FUTURE])
         return app
 
