@@ -224,7 +224,7 @@ class PlanBuilder:
         )
         if num_tokens < num_to_compute:
             num_tokens = self._up_to_multiple(allocation.num_computed, num_tokens)
-        if allocation.cuts and num_tokens > 0:
+        if allocation.cuts and num_to_compute > 1 and num_tokens > 0:
             num_tokens = allocation.up_to_cut(num_tokens, self.budget + self._spare)
         if num_tokens <= 0 or allocation.is_held:
             return

@@ -1,7 +1,7 @@
 """The images and videos of a cell's sequences, and the memory of their pixels."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Series
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -22,7 +22,7 @@ from shared.errors import (
 )
 from shared.link.peer import Peer
 from shared.wire.codec import Array
-from shared.wire.messages import Capacity, Encoded, Message
+from shared.wire.messages import Capacity, Encoded, Item, Message
 
 HELD_BYTES = Gauge("shoal_media_held_bytes", "Pixels of images in open sequences")
 SLOTS_PER_AWAITING = 4  # of a worker, for each sequence with an image to encode. Chosen
@@ -131,7 +131,7 @@ class EncodingRoom(Resource):
 
     def __init__(self, capacity: Capacity) -> None:
         self._most = max(1, capacity.max_num_seqs // SLOTS_PER_AWAITING)
-        self._whole = capacity.whole_media
+        self._whole, self._num_tokens = capacity.whole_media, capacity.max_num_batched_tokens
         self._held: dict[int, Sequence] = {}  # with images, by slot
 
     def has_room_for(self, sequence: Sequence, without: Iterable[Sequence] = ()) -> bool:
@@ -140,19 +140,21 @@ class EncodingRoom(Resource):
         awaiting = {each.request for each in self._held.values() if each.awaits_data}
         return len(awaiting - {each.request for each in without}) < self._most
 
+    def fits(self, sequence: Sequence) -> bool:
+        """Unless an item has more tokens than a step."""
+        return all(item.num_tokens <= self._num_tokens for item in self._whole_items(sequence))
+
     @property
     def spare(self) -> int:
-        if not self._whole:
-            return 0
-        nums = (self._most_left(each) for each in self._held.values())
-        return max(0, max(nums, default=0) - 1)
+        items = (item for each in self._held.values() for item in self._whole_items(each))
+        return max((item.num_tokens - 1 for item in items), default=0)
 
-    def _most_left(self, sequence: Sequence) -> int:
-        """The tokens of its largest item, unless all are computed."""
-        if sequence.spans[-1].item.end <= sequence.num_computed:
-            return 0
-        items = (item for item, _ in sequence.spans if item.kind in self._whole)
-        return max((item.num_tokens for item in items), default=0)
+    def _whole_items(self, sequence: Sequence) -> Iterator[Item]:
+        """Its items to compute in one step."""
+        if self._whole:
+            for item, _ in sequence.spans:
+                if item.kind in self._whole and item.end > sequence.num_computed:
+                    yield item
 
     def take(self, sequence: Sequence) -> None:
         if sequence.spans:
@@ -164,7 +166,7 @@ class EncodingRoom(Resource):
         left = [item for item, _ in sequence.spans if item.end > allocation.num_computed]
         if left:
             allocation.num_ready = left[0].start
-        whole = (item for item in left if item.kind in self._whole)
+        whole = self._whole_items(sequence)
         allocation.cuts += (WholeItem(item.start, item.end) for item in whole)
 
     def free(self, slot: int) -> None:

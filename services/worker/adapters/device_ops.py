@@ -48,7 +48,7 @@ class BankForm:
     def __init__(
         self,
         sites: Sequence[Site],
-        num_slots: int,
+        max_slots: int,
         *,
         max_adapters: int,
         max_rank: int,
@@ -56,15 +56,10 @@ class BankForm:
         device: torch.device,
     ) -> None:
         self._linears = [site.linear for site in sites]
-        self._shape = max_adapters, num_slots + 1  # with the null slot
+        self._shape = max_adapters, max_slots + 1  # with the null slot
         self._dtype, self._device = dtype, device
         self._places, self._num = _places_of(self._linears, padded_rank(max_rank))
-        self._known = np.full(num_slots, NONE)  # on the device
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the adapters in use."""
-        return self._shape[0] * self._num * self._dtype.itemsize
+        self._known = np.full(max_slots, NONE)  # on the device
 
     def pack(self, changes: Sequence[Sequence[Change]]) -> Tensor:
         packed = torch.zeros(self._num, dtype=self._dtype, pin_memory=self._device.type == "cuda")
@@ -79,7 +74,7 @@ class BankForm:
     def assign(self, of_slots: np.ndarray) -> None:
         if not np.array_equal(of_slots, self._known):
             self._known = of_slots.copy()
-            self.of_slots[:-1] = upload(of_slots.astype(np.int32), self._device)
+            self.of_slots[: len(of_slots)] = upload(of_slots.astype(np.int32), self._device)
 
     @cached_property
     def of_slots(self) -> Tensor:

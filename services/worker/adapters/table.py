@@ -48,7 +48,8 @@ class DeviceForm(Form[P], Protocol[P]):
     """Of a device, which knows the slots of a pass."""
 
     def assign(self, of_slots: np.ndarray) -> None:
-        """``of_slots`` [num_slots] int64: the indices of the next passes' slots, or ``NONE``."""
+        """``of_slots`` [num_slots] int64: the indices of the next passes' slots, or ``NONE``. A
+        plan for the memory may leave fewer slots than the settings have."""
 
 
 class AdapterTable(PlanPart, Generic[P]):

@@ -13,7 +13,7 @@ from services.scheduler.resource import Resource
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import Arrival, Sequence
 from services.scheduler.service import SchedulerService
-from shared.errors import CodecError
+from shared.errors import CodecError, Unavailable
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
@@ -173,10 +173,10 @@ def chunk_ends(plans: list[Planned]) -> list[int]:
 
 
 def test_no_chunk_ends_in_an_image_that_is_computed_whole():
-    """Between images a step leaves the room for the largest."""
+    """Steps before an image leave room for it."""
     core, worker = whole(max_num_batched_tokens=8)
     core.add(arrival(item(2, "a", 5), item(9, "b", 4)))
-    assert chunk_ends(run(core, worker)) == [2, 7, 9, 13, 16]
+    assert chunk_ends(run(core, worker)) == [2, 7, 9, 14, 16]
     core, worker = whole(max_num_batched_tokens=12)
     core.add(arrival(item(2, "a", 5), item(9, "b", 4)))
     assert chunk_ends(run(core, worker)) == [2, 9, 16]
@@ -209,7 +209,20 @@ def test_a_hit_may_end_in_an_image_that_is_computed_whole():
     plans = run(core, worker)
     (row,) = (row for each in plans for row in each.plan.admit)
     assert row.num_cached == 8
-    assert chunk_ends(plans) == [2, 3, 6, 8]
+    assert chunk_ends(plans) == [2, 8]
+
+
+def test_a_step_spares_no_room_for_images_that_are_computed():
+    core, worker = whole(max_num_batched_tokens=8)
+    core.add(arrival(item(0, "a", 7), item(7, "b", 2)))
+    assert chunk_ends(run(core, worker)) == [7, 14, 16]
+
+
+def test_an_image_of_more_tokens_than_a_step_is_refused():
+    core, _ = whole(max_num_batched_tokens=6)
+    core.add(arrival(item(2, "a", 6)))
+    with pytest.raises(Unavailable, match="no worker has both the room and the resources"):
+        core.add(arrival(item(2, "b", 7), name="large"))
 
 
 def test_texts_have_the_whole_budget_of_such_a_worker():

@@ -3,9 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from benchmarks.harness.engines import make_engine
+from services.worker.adapters.device_ops import BankForm
+from services.worker.adapters.table import NONE
 from shared.wire.messages import SamplingParams
 from tests.services.worker.adapters.made import engine_with, texts_of
 from tests.services.worker.adapters.test_texts import (
@@ -53,6 +57,15 @@ def test_an_adapter_takes_the_place_of_another(tmp_path: Path) -> None:
     for adapter in (*adapters, *adapters[:2]):
         digests = [adapter.digest] * 2
         assert_near(texts_of(engine, prompts, digests), texts_of(wanted, prompts, digests))
+
+
+def test_an_engine_may_have_fewer_slots_than_the_settings() -> None:
+    limits: dict[str, Any] = {"max_adapters": 2, "max_rank": 4, "dtype": torch.float32}
+    form = BankForm([], 4, device=torch.device("cpu"), **limits)
+    form.assign(np.array([NONE, 1]))
+    assert form.of_slots.tolist() == [NONE, 1, NONE, NONE, NONE]
+    form.assign(np.array([0, NONE]))
+    assert form.of_slots.tolist() == [0, NONE, NONE, NONE, NONE]
 
 
 def test_drafts_change_no_text(tmp_path: Path) -> None:
