@@ -7,6 +7,7 @@ from typing import Any
 from shared.errors import ConfigError
 from shared.formats.gguf.tokenizer import BYTE_LEVEL, bpe, merges_of
 
+MAX_TOKEN_BYTES = 1024  # the search for merges is quadratic in a token's bytes. Chosen
 FLAGS = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -15,6 +16,11 @@ def ranked_vocab(file: Path, tokens: Sequence[bytes], place: str) -> dict[str, i
     token in ``file`` is for errors: ConfigError."""
     letters, vocab = _letters(), dict[str, int]()
     for rank, token in enumerate(tokens):
+        if not 1 <= len(token) <= MAX_TOKEN_BYTES:
+            raise ConfigError(
+                f"model: {file}: {place} {rank + 1} has {len(token)} bytes; it may have 1 to"
+                f" {MAX_TOKEN_BYTES}"
+            )
         vocab.setdefault("".join(letters[byte] for byte in token), rank)
         if len(vocab) <= rank:
             raise ConfigError(f"model: {file}: {place} {rank + 1} has the token of an earlier one")

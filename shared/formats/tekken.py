@@ -2,7 +2,6 @@
 and then the bytes of others in base64, by their ranks."""
 
 import base64
-import binascii
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from shared.model_folder import decode_json, find_file
 
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 TEMPLATE = "chat_template.json"
+MAX_SPECIAL = 100_000  # special tokens; published files have 1,000
 
 
 class _Config(msgspec.Struct):
@@ -51,6 +51,10 @@ def tokenizer_of(file: Path) -> dict[str, Any]:
     if sorted(named) != list(range(len(given.special_tokens))) or not named:
         raise ConfigError(f"model: {file}: special_tokens have not the ranks 0, 1, 2 and so on")
     num_special = config.default_num_special_tokens or len(named)
+    if num_special > MAX_SPECIAL:
+        raise ConfigError(
+            f"model: {file}: default_num_special_tokens {num_special} is above {MAX_SPECIAL}"
+        )
     if num_special < len(named):
         raise ConfigError(
             f"model: {file}: default_num_special_tokens {num_special} is below the"
@@ -85,7 +89,7 @@ def _tokens(file: Path, vocab: Sequence[_Token]) -> list[bytes]:
     for number, each in enumerate(vocab):
         try:
             found.append(base64.b64decode(each.token_bytes, validate=True))
-        except binascii.Error:
+        except ValueError:
             raise ConfigError(
                 f"model: {file}: vocab: token {number + 1}: token_bytes {each.token_bytes!r} are"
                 " not base64"

@@ -30,11 +30,13 @@ class PanAndScan(NamedTuple):
 
 
 class PixelLimits(NamedTuple):
-    """The areas that an image is scaled to, and its parts, for a family that knows parts."""
+    """The areas that an image is scaled to. Unless it ``has_parts``, no parts of it are items of
+    their own; ``scan`` is for a family that chooses them by it."""
 
     min_pixels: int
     max_pixels: int
     scan: PanAndScan | None = None
+    has_parts: bool = True
 
 
 class Fit(NamedTuple):

@@ -116,7 +116,8 @@ class StretchedSquare(CroppedSquare):
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         check_ratio(width, height)
-        boxes = () if limits.scan is None else crops_of(width, height, limits.scan)
+        scan = limits.scan if limits.has_parts else None
+        boxes = () if scan is None else crops_of(width, height, scan)
         return Fit(self._size, self._num_tokens, resample=BILINEAR, boxes=boxes)
 
     @classmethod

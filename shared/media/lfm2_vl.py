@@ -118,7 +118,8 @@ class TilesAndView:
     def parts(self, width: int, height: int, limits: PixelLimits) -> Parts:
         """Raises ValueError for an image that the model does not take."""
         given, view = self._given, self.fit(width, height, limits)
-        if not self._is_large(width, height) or limits.max_pixels < self.limits.max_pixels:
+        has_parts = limits.has_parts and limits.max_pixels >= self.limits.max_pixels
+        if not has_parts or not self._is_large(width, height):
             return Parts(0, 0, 0, view)
         tile = given.tile_size
         columns, rows = choose_grid(width, height, tile, given.min_tiles, given.max_tiles)

@@ -25,8 +25,9 @@ class AddressedReply(MessagesReply):
         self._frame = layout.start, layout.message, layout.end, layout.end_of_reply
         parts = context.source, context.out, count, context.table
         super().__init__(*parts, self._frame, layout.message)
-        self._context = context
         self._calls = Calls(context, tools) if tools is not None else None
+        markers = () if self._calls is None else sorted(self._calls.markers)
+        self._in_call = context.markers(*self._frame, *markers)
         self._has_reasoning = has_reasoning
 
     def _read_body(self, header: str, recipient: str) -> Waiting[str | None]:
@@ -40,8 +41,7 @@ class AddressedReply(MessagesReply):
     def _read_calls(self, calls: Calls) -> Waiting[str | None]:
         """The message of a function; calls quoted in another one are text."""
         while True:
-            markers = self._context.markers(*self._frame, *sorted(calls.markers))
-            text, marker = yield from self._source.read(markers)
+            text, marker = yield from self._source.read(self._in_call)
             self._out.content(text)
             if marker in calls.markers:
                 yield from calls.read(marker)

@@ -14,7 +14,8 @@ _NAME = re.compile(r"[\w.:/-]+")
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """``stops`` are the markers around calls: in a call they occur only inside a string."""
+    """``stops`` are the markers around calls: in a call they occur only inside a string. If it
+    ``doubles_names``, a model writes a function without a namespace as its own."""
 
     source: TextSource
     out: Collector
@@ -22,20 +23,21 @@ class CallContext:
     json: JsonText
     stops: Markers
     table: MarkerTable
+    doubles_names: bool = False
 
     def markers(self, *texts: str) -> Markers:
         return self.table.of(*texts)
 
     def start_call(self, name: str, is_known: bool = False, call_id: str | None = None) -> None:
         """The rest of the text is a call; ``is_known``: only of an existing function."""
-        name = self._undoubled(name)
+        if self.doubles_names:
+            name = self._undoubled(name)
         if not name or (is_known and name not in self.functions):
             raise Broken
         self.out.start_call(name, call_id)
         self.source.recorded()
 
     def _undoubled(self, name: str) -> str:
-        """Muse Glimmer writes a function without a namespace as its own."""
         namespace, _, rest = name.partition(".")
         is_doubled = namespace == rest and namespace in self.functions
         return namespace if is_doubled and name not in self.functions else name

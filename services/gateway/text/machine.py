@@ -197,6 +197,7 @@ class OutputMachine:
             json=json,
             stops=stops,
             table=rules.table,
+            doubles_names=isinstance(channels, AddressedLayout),
         )
         has_reasoning, has_calls = reasoning is not None, tools is not None
         if isinstance(channels, AddressedLayout):

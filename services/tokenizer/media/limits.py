@@ -74,5 +74,6 @@ def with_kwargs(limits: Limits, kwargs: str, options: Sequence[str], most: int =
 def with_detail(limits: Limits, detail: Detail) -> Limits:
     if detail != "low":
         return limits
-    least, most = limits[:2]
-    return limits._replace(min_pixels=min(least, LOW_PIXELS), max_pixels=min(most, LOW_PIXELS))
+    least, most = (min(each, LOW_PIXELS) for each in (limits.min_pixels, limits.max_pixels))
+    low = limits._replace(min_pixels=least, max_pixels=most)
+    return low._replace(has_parts=False) if isinstance(low, PixelLimits) else low

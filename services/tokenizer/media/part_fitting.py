@@ -17,7 +17,7 @@ from services.tokenizer.media.placeholders import ReadItem, ReadMedium
 from services.tokenizer.media.reader_messages import Answer, Targets
 from services.tokenizer.media.readers import Pixels
 from shared.media.family import PixelLimits
-from shared.media.lfm2_vl import BILINEAR, TilesAndView
+from shared.media.lfm2_vl import BILINEAR, Parts, TilesAndView
 from shared.wire.codec import Array
 
 
@@ -39,9 +39,10 @@ class PartFitting(Fitting):
             self._family.parts(*each, self._limits) for each in ((width, height), (height, width))
         ]
         check_sides(upright.view)
-        self.num_items = len(upright.sizes)
-        self.num_bytes = 3 * sum(map(prod, upright.sizes))
-        self.num_tokens = len(self.medium(None, "").ids)
+        media = [self._medium(each, None, "") for each in self._parts]
+        self.num_items = max(each.num_items for each in media)
+        self.num_tokens = max(each.num_tokens for each in media)
+        self.num_bytes = max(3 * sum(map(prod, each.sizes)) for each in self._parts)
         views = [width_and_height(each.view) for each in (upright, turned)]
         if not upright.rows:
             return Targets(views[0], views[1], resample=BILINEAR)
@@ -52,7 +53,9 @@ class PartFitting(Fitting):
         return Targets(whole, turned_whole, tile=tile, views=views, resample=BILINEAR)
 
     def medium(self, pixels: Pixels | None, salt: str) -> ReadMedium:
-        parts = self._parts[pixels is not None and pixels.is_turned]
+        return self._medium(self._parts[pixels is not None and pixels.is_turned], pixels, salt)
+
+    def _medium(self, parts: Parts, pixels: Pixels | None, salt: str) -> ReadMedium:
         pieces, items = list[Array](), list[ReadItem]()
         place = end = 0
         for text, size in zip_longest(parts.texts, parts.sizes):

@@ -88,6 +88,9 @@ class ReadMedia(PromptMedia):
         self._max_model_len = max_model_len
         self._hold = hold
         self._marked = marked
+        self._names = [(each.text, each.kind) for each in placeholders]
+        if marked is not None:
+            self._names.append((marked.marker, "image"))
         self._media = media
         self._placeholders = placeholders
 
@@ -110,11 +113,6 @@ class ReadMedia(PromptMedia):
                         " this prompt",
                         param=param,
                     )
-
-    @property
-    def _names(self) -> list[tuple[str, MediumKind]]:
-        found = [(each.text, each.kind) for each in self._placeholders]
-        return found if self._marked is None else [*found, (self._marked.marker, "image")]
 
     def num_tokens(self, number: int) -> int:
         return self._media[number].num_tokens

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 MAX_PROMPT_BYTES = 128 << 20  # of pixels: a peer counts as lost in the time of twice as many
 MAX_WAITING_BYTES = 4 * MAX_PROMPT_BYTES  # of pixels of all prompts. Chosen
 SOURCE_IMAGES = 4  # of the largest size may be the files of a prompt. Chosen
+MAX_ENCODED = 4096  # texts. Chosen
 KWARGS = "mm_processor_kwargs"
 
 
@@ -133,7 +134,7 @@ class MediaReading(MediaReader):
         self._limits = limits
         self._readers = readers
         self._cache = cache
-        self._encode = encode
+        self._encode = lru_cache(MAX_ENCODED)(encode)  # of the few texts between parts
         self._max_source_pixels = max_source_pixels
         self._memory = PixelMemory(MAX_WAITING_BYTES)
 

@@ -1,7 +1,6 @@
 """Times on the frames of videos, drawn as by transformers' processor of ERNIE-4.5-VL."""
 
 from functools import lru_cache
-from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -28,5 +27,8 @@ def draw(image: Image.Image, targets: Targets, number: int) -> None:
 
 @lru_cache(4)
 def _font(file: str, size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own if there is no ``file``."""
-    return ImageFont.truetype(file, size) if Path(file).is_file() else ImageFont.load_default(size)
+    """Pillow's own if ``file`` is missing, or no font."""
+    try:
+        return ImageFont.truetype(file, size)
+    except OSError:
+        return ImageFont.load_default(size)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.reading import MediaReading, media_for
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError
@@ -109,6 +110,14 @@ def test_parts_are_those_of_transformers(oracle: StretchedReference) -> None:
         ]
         nums.add(len(boxes))
     assert nums >= {0, 2, 3}
+
+
+def test_an_image_of_low_detail_has_no_parts(folder: Path) -> None:
+    family = read_family(folder)
+    assert family is not None
+    limits = with_kwargs(family.limits, SCAN, family.options)
+    assert family.fit(300, 100, limits).boxes
+    assert not family.fit(300, 100, with_detail(limits, "low")).boxes
 
 
 async def test_a_text_that_stands_for_an_image_is_refused(tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import ImageOps
 
+from services.tokenizer.media.limits import with_detail
 from services.tokenizer.media.reading import MediaReading, media_for
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError
@@ -77,6 +78,13 @@ def test_an_image_below_its_limit_has_a_view_alone(family: TilesAndView) -> None
         _, height, width = parts.view.size
         assert (parts.rows, len(parts.sizes)) == (0, 1)
         assert height * width <= most
+
+
+def test_an_image_of_low_detail_has_a_view_alone(family: TilesAndView) -> None:
+    low = with_detail(family.limits, "low")
+    assert low.max_pixels == family.limits.max_pixels
+    assert family.parts(300, 200, family.limits).rows > 0
+    assert family.parts(300, 200, low).rows == 0
 
 
 async def test_a_prompt_is_that_of_transformers(
