@@ -15,10 +15,11 @@ MIN_RANK = 16  # of tensor cores
 
 
 class Bank(NamedTuple):
-    """The changes of a product's P parts by L adapters, with zeros for missing ranks and parts."""
+    """The changes of a product's P parts by L adapters, with zeros for missing ranks and parts. All
+    numbers of a rank of an adapter are together, so both tensors have the same strides of these."""
 
-    a: Tensor  # [L, P, R, K]
-    b: Tensor  # [L, N, R]
+    a: Tensor  # [L, R, P, K]
+    b: Tensor  # [L, R, N]
     blocks: Tensor  # [blocks, 3] int32: part, first output, and the end of the part's outputs
 
     @property
@@ -49,8 +50,8 @@ def make_blocks(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def fill(a: Tensor, b: Tensor, changes: Sequence[Change], firsts: Sequence[int]) -> None:
-    """Writes ``changes`` of parts, which begin at the outputs ``firsts``, to a [P, R, K] and
-    b [N, R], which hold zeros."""
+    """Writes ``changes`` of parts, which begin at the outputs ``firsts``, to a [R, P, K] and
+    b [R, N], which hold zeros."""
     for first, own_a, own_b in changes:
-        a[firsts.index(first), : len(own_a)] = own_a
-        b[first : first + len(own_b), : len(own_a)] = own_b
+        a[: len(own_a), firsts.index(first)] = own_a
+        b[: len(own_a), first : first + len(own_b)] = own_b.T

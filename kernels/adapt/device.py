@@ -17,10 +17,11 @@ def inner_products(x: Tensor, bank: Bank, rows: AdapterRows) -> Tensor:
         from kernels.adapt.triton import launch_inner
 
         return launch_inner(x, bank, rows)
-    found = x.new_zeros(1, bank.a.shape[1], len(x), bank.a.shape[2], dtype=torch.float32)
+    _, rank, num_parts, _ = bank.a.shape
+    found = x.new_zeros(1, num_parts, len(x), rank, dtype=torch.float32)
     for of_tokens, a in zip(_of_adapters(rows, len(x), len(bank.a)), bank.a, strict=True):
         inner = functional.linear(x.float(), a.flatten(0, 1).float())
-        by_part = inner.view(len(x), *a.shape[:2]).transpose(0, 1)
+        by_part = inner.view(len(x), rank, num_parts).permute(2, 0, 1)
         found[0] = torch.where(of_tokens[:, None], by_part, found[0])
     return found
 
@@ -36,9 +37,7 @@ def add_deltas(y: Tensor, inner: Tensor, bank: Bank, rows: AdapterRows, scale: f
     rounded = inner.sum(0).to(bank.b.dtype).float()
     parts = _parts(bank)
     for of_tokens, b in zip(_of_adapters(rows, len(y), len(bank.b)), bank.b, strict=True):
-        deltas = [
-            functional.linear(rounded[part], b[first:end].float()) for part, first, end in parts
-        ]
+        deltas = [rounded[part] @ b[:, first:end].float() for part, first, end in parts]
         wide = y.float() + torch.cat(deltas, 1) * scale
         y.copy_(torch.where(of_tokens[:, None], wide.to(y.dtype), y))
 

@@ -16,23 +16,29 @@ CHUNK_TOKENS = 32  # of a chunk in a program; divides TILE
 MIN_TOKENS = 16  # of tensor cores
 
 
-def block_k(itemsize: int) -> int:
+def block_k(itemsize: int, rank: int) -> int:
     """float32 has no tensor cores, and its operands stay in registers."""
-    return 128 if itemsize == 2 else 32
+    most, numbers = (128, 16384) if itemsize == 2 else (32, 4096)
+    return max(16, min(most, numbers // rank))
+
+
+def num_warps_of(rank: int) -> int:
+    return 4 if rank < 128 else 8
 
 
 def launch_inner(x: Tensor, bank: Bank, rows: AdapterRows) -> Tensor:
     x = x.contiguous()
-    _, num_parts, rank, size = bank.a.shape
+    _, rank, num_parts, size = bank.a.shape
     out = x.new_empty(bank.num_splits, num_parts, len(x), rank, dtype=torch.float32)
-    block = block_k(x.element_size())
+    block = block_k(x.element_size(), rank)
     for num, given, options in _launches(rows):
         inner_kernel[num, num_parts, bank.num_splits](
-            *(x, bank.a, out, rows.of_slots, *given, len(x), bank.a.stride(0)),
+            *(x, bank.a, out, rows.of_slots, *given, len(x), *bank.a.stride()[:2]),
             K=size,
             RANK=rank,
             SPLIT=min(SPLIT_INPUTS, cdiv(size, block) * block),
             BLOCK_K=block,
+            num_warps=num_warps_of(rank),
             **options,
         )
     return out
@@ -45,12 +51,13 @@ def launch_deltas(y: Tensor, inner: Tensor, bank: Bank, rows: AdapterRows, scale
     for num, given, options in _launches(rows):
         deltas_kernel[num, len(bank.blocks)](
             *(y, inner, bank.b, bank.blocks, rows.of_slots, *given, num_tokens),
-            *(bank.b.stride(0), scale),
+            *(*bank.b.stride()[:2], scale),
             N=y.shape[1],
             NUM_SPLITS=num_splits,
             NUM_PARTS=num_parts,
             RANK=rank,
             BLOCK_N=BLOCK_OUTPUTS,
+            num_warps=num_warps_of(rank),
             **options,
         )
 
@@ -99,7 +106,7 @@ def row_tokens(
 @triton.jit(do_not_specialize=["num_tokens"])
 def inner_kernel(
     p_x,  # [T, K]
-    p_a,  # [L, P, RANK, K]
+    p_a,  # [L, RANK, P, K]
     p_out,  # [S, P, T, RANK] float32
     p_of_slots,  # [slots] int32
     p_slots,  # [rows] int32
@@ -108,6 +115,7 @@ def inner_kernel(
     p_tile_starts,  # [tiles] int32 or None
     num_tokens,
     stride,  # of adapters in a
+    rank_stride,
     K: tl.constexpr,
     RANK: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -127,7 +135,8 @@ def inner_kernel(
     o_t = tl.arange(0, BLOCK_T)
     o_token = first.to(tl.int64) + o_t
     is_token = o_t < num
-    p_rows = p_a + adapter.to(tl.int64) * stride + (i_part * RANK + o_rank)[:, None] * K
+    p_rows = p_a + adapter.to(tl.int64) * stride + i_part * K
+    p_rows += o_rank[:, None].to(tl.int64) * rank_stride
     p_tokens = p_x + o_token[None, :] * K
     b_out = tl.zeros([RANK, BLOCK_T], tl.float32)
     for start in tl.range(0, SPLIT, BLOCK_K):
@@ -145,7 +154,7 @@ def inner_kernel(
 def deltas_kernel(
     p_y,  # [T, N]
     p_inner,  # [S, P, T, RANK] float32
-    p_b,  # [L, N, RANK]
+    p_b,  # [L, RANK, N]
     p_blocks,  # [blocks, 3] int32
     p_of_slots,  # [slots] int32
     p_slots,  # [rows] int32
@@ -154,6 +163,7 @@ def deltas_kernel(
     p_tile_starts,  # [tiles] int32 or None
     num_tokens,
     stride,  # of adapters in b
+    rank_stride,
     scale,
     N: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
@@ -182,7 +192,8 @@ def deltas_kernel(
     for _ in tl.range(0, NUM_SPLITS):
         b_inner += tl.load(p_sums, mask=is_token[None, :], other=0)
         p_sums += NUM_PARTS * num_tokens * RANK
-    p_rows = p_b + adapter.to(tl.int64) * stride + o_n[:, None] * RANK + o_rank[None, :]
+    p_rows = p_b + adapter.to(tl.int64) * stride + o_n[:, None]
+    p_rows += o_rank[None, :].to(tl.int64) * rank_stride
     b_b = tl.load(p_rows, mask=is_n[:, None], other=0)
     b_delta = tl.dot(b_b, b_inner.to(b_b.dtype), input_precision="ieee") * scale
     o_y = o_token[None, :] * N + o_n[:, None]

@@ -3,18 +3,18 @@
 import pytest
 
 from kernels.adapt.bank import BLOCK_OUTPUTS, SPLIT_INPUTS
-from kernels.adapt.triton import CHUNK_TOKENS, block_k, deltas_kernel, inner_kernel
+from kernels.adapt.triton import CHUNK_TOKENS, block_k, deltas_kernel, inner_kernel, num_warps_of
 from kernels.paged_attention import TILE
 from tests.kernels.compiled import ARCHS, compile_kernel
 
 DECODE = {"WIDTH": 4, "PER_TILE": 1, "BLOCK_T": 16}
 CHUNKS = {"WIDTH": TILE, "PER_TILE": TILE // CHUNK_TOKENS, "BLOCK_T": CHUNK_TOKENS}
 TABLES = ("p_token_starts", "p_tile_rows", "p_tile_starts")
-STRIDES = {"num_tokens": "i32", "stride": "i32:16"}
+STRIDES = {"num_tokens": "i32", "stride": "i32:16", "rank_stride": "i32:16"}
 cases = pytest.mark.parametrize(
     ("rows", "dtype", "rank"),
-    [(DECODE, "bf16", 16), (CHUNKS, "bf16", 64), (CHUNKS, "fp32", 64)],
-    ids=["decode", "chunks", "float32"],
+    [(DECODE, "bf16", 16), (CHUNKS, "bf16", 64), (CHUNKS, "fp32", 64), (CHUNKS, "bf16", 512)],
+    ids=["decode", "chunks", "float32", "rank 512"],
 )
 archs = pytest.mark.parametrize("arch", ARCHS)
 
@@ -36,10 +36,10 @@ def test_inner_products(rows: dict[str, int], dtype: str, rank: int, arch: int) 
         "K": 4096,
         "RANK": rank,
         "SPLIT": SPLIT_INPUTS,
-        "BLOCK_K": block_k(4 if dtype == "fp32" else 2),
+        "BLOCK_K": block_k(4 if dtype == "fp32" else 2, rank),
     }
     constants = absent | sizes | rows
-    found = compile_kernel(inner_kernel, signature, constants, arch, num_warps=4)
+    found = compile_kernel(inner_kernel, signature, constants, arch, num_warps=num_warps_of(rank))
     assert found.num_stack_bytes == 0
 
 
@@ -51,5 +51,5 @@ def test_deltas(rows: dict[str, int], dtype: str, rank: int, arch: int) -> None:
     signature |= {"p_blocks": "*i32", "scale": "fp32"}
     sizes = {"N": 6144, "NUM_SPLITS": 8, "NUM_PARTS": 3, "RANK": rank, "BLOCK_N": BLOCK_OUTPUTS}
     constants = absent | sizes | rows
-    found = compile_kernel(deltas_kernel, signature, constants, arch, num_warps=4)
+    found = compile_kernel(deltas_kernel, signature, constants, arch, num_warps=num_warps_of(rank))
     assert found.num_stack_bytes == 0

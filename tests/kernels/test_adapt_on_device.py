@@ -63,12 +63,13 @@ def draw(dtype: torch.dtype) -> list[list[Change]]:
 
 def bank_of(changes: list[list[Change]], dtype: torch.dtype, device: torch.device) -> Bank:
     rank = padded_rank(20)
-    a = torch.zeros(len(changes), len(SIZES), rank, INPUTS, dtype=dtype)
-    b = torch.zeros(len(changes), OUTPUTS, rank, dtype=dtype)
+    numbers = torch.zeros(len(changes), rank, len(SIZES) * INPUTS + OUTPUTS, dtype=dtype)
+    a, b = numbers.to(device).split((len(SIZES) * INPUTS, OUTPUTS), dim=-1)
+    a = a.unflatten(-1, (len(SIZES), INPUTS))
     for index, each in enumerate(changes):
         fill(a[index], b[index], each, FIRSTS)
     blocks = torch.tensor(make_blocks(SIZES), dtype=torch.int32)
-    return Bank(a.to(device), b.to(device), blocks.to(device))
+    return Bank(a, b, blocks.to(device))
 
 
 def ints(array: np.ndarray, device: torch.device) -> Tensor:

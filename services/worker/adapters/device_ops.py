@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cached_property, partial
 from itertools import accumulate
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from kernels.linear import gated as gated_product
 from kernels.paged_attention import DeviceAttention
 from kernels.rms_norm import rms_norm
 from kernels.silu_mul import Act
+from kernels.sizes import cdiv
 from services.worker.adapters.sites import Site
 from services.worker.adapters.table import NONE
 from services.worker.backends.torch_lm import TorchOps, weight_of
@@ -25,25 +25,31 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.machine.streams import upload
 
+ALIGN = 16  # numbers of a rank, for vector loads
+
 
 class _Place(NamedTuple):
-    """A site's numbers among those of an adapter: a [P, R, K] at ``start``, then b [N, R]."""
+    """A site's numbers among those of a rank: a [P, K] at ``start``, then b [N]. Its parts begin at
+    the outputs ``firsts``."""
 
     start: int
-    a_shape: tuple[int, int, int]
-    b_shape: tuple[int, int]
+    inputs: int
+    outputs: int
     firsts: list[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.firsts) * self.inputs + self.outputs
 
     def views(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """numbers [..., total]"""
-        middle = self.start + prod(self.a_shape)
-        end = middle + prod(self.b_shape)
-        a, b = numbers[..., self.start : middle], numbers[..., middle:end]
-        return a.unflatten(-1, self.a_shape), b.unflatten(-1, self.b_shape)
+        both = len(self.firsts) * self.inputs, self.outputs
+        a, b = numbers[..., self.start : self.end].split(both, dim=-1)
+        return a.unflatten(-1, (len(self.firsts), self.inputs)), b
 
 
 class BankForm:
-    """Adapters in one tensor each, and those in use in another on the device."""
+    """Adapters as numbers [rank, total], and those in use on the device in one tensor."""
 
     def __init__(
         self,
@@ -56,20 +62,25 @@ class BankForm:
         device: torch.device,
     ) -> None:
         self._linears = [site.linear for site in sites]
-        self._shape = max_adapters, max_slots + 1  # with the null slot
+        self._num_slots = max_slots + 1  # with the null slot
         self._dtype, self._device = dtype, device
-        self._places, self._num = _places_of(self._linears, padded_rank(max_rank))
+        self._places = _places_of(self._linears)
+        total = max((place.end for place in self._places), default=0)
+        self._shape = max_adapters, padded_rank(max_rank), cdiv(total, ALIGN) * ALIGN
         self._known = np.full(max_slots, NONE)  # on the device
 
     def pack(self, changes: Sequence[Sequence[Change]]) -> Tensor:
-        packed = torch.zeros(self._num, dtype=self._dtype, pin_memory=self._device.type == "cuda")
+        rank = max((len(each.a) for own in changes for each in own), default=0)
+        is_on_gpu = self._device.type == "cuda"
+        packed = torch.zeros(rank, self._shape[2], dtype=self._dtype, pin_memory=is_on_gpu)
         for place, own in zip(self._places, changes, strict=True):
             fill(*place.views(packed), own, place.firsts)
         return packed
 
     def bind(self, index: int, adapter: Tensor | None) -> None:
         if adapter is not None:
-            self._bound[index].copy_(adapter, non_blocking=True)
+            self._bound[index, : len(adapter)].copy_(adapter, non_blocking=True)
+            self._bound[index, len(adapter) :].zero_()
 
     def assign(self, of_slots: np.ndarray) -> None:
         if not np.array_equal(of_slots, self._known):
@@ -78,7 +89,7 @@ class BankForm:
 
     @cached_property
     def of_slots(self) -> Tensor:
-        return torch.full(self._shape[1:], NONE, dtype=torch.int32, device=self._device)
+        return torch.full((self._num_slots,), NONE, dtype=torch.int32, device=self._device)
 
     @cached_property
     def banks(self) -> dict[nn.Module, Bank]:
@@ -90,22 +101,19 @@ class BankForm:
     @cached_property
     def _bound(self) -> Tensor:
         """Made by the first pass, so that the memory of steps is measured with it."""
-        shape = self._shape[0], self._num
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        return torch.zeros(self._shape, dtype=self._dtype, device=self._device)
 
     def _blocks_of(self, linear: Linear) -> Tensor:
         return upload(np.array(make_blocks(linear.sizes), np.int32), self._device)
 
 
-def _places_of(linears: Sequence[Linear], rank: int) -> tuple[list[_Place], int]:
-    """And the numbers of an adapter in all."""
-    places, start = [], 0
+def _places_of(linears: Sequence[Linear]) -> list[_Place]:
+    places, start = list[_Place](), 0
     for linear in linears:
         firsts = [0, *accumulate(linear.sizes[:-1])]
-        place = _Place(start, (len(firsts), rank, linear.inputs), (linear.outputs, rank), firsts)
-        places.append(place)
-        start += rank * (len(firsts) * linear.inputs + linear.outputs)
-    return places, start
+        places.append(_Place(start, linear.inputs, linear.outputs, firsts))
+        start = places[-1].end
+    return places
 
 
 class DeviceAdaptingOps(TorchOps):
