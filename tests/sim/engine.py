@@ -139,6 +139,9 @@ class SimulatedEngine(StepEngine):
         assert len(held) <= self.capacity.max_adapters, "too many adapters at once"
         for number, slot in self.worker.slots.items():
             self.media.note_computed(number, slot.num_computed)
+        if self.capacity.whole_media:
+            slots = self.worker.slots.items()
+            self.media.check_whole(plan, {number: slot.num_computed for number, slot in slots})
         layout = Layout(result.rows, emitted)
         num_left: Counter[int] = Counter()
         for row in result.rows:

@@ -1,7 +1,7 @@
 """Images of the simulator: a pixel is a token, files are read and encoded in virtual time."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
@@ -32,7 +32,8 @@ from tests.sim.virtual_loop import VirtualThread
 
 PLACEHOLDER, TEXT = 0, "<|endoftext|>"
 CHAT_TEMPLATE = Path(__file__).parent / "chat.jinja"
-FAMILY = SquaresOfPatches(PLACEHOLDER, 1, 1, PixelLimits(4, 40))
+MOST_TOKENS = 40  # of an image
+FAMILY = SquaresOfPatches(PLACEHOLDER, 1, 1, PixelLimits(4, MOST_TOKENS))
 SIZES = [(2, 2), (5, 3), (20, 2), (9, 9), (4, 4), (1, 17)]
 """Widths and heights; one is scaled down."""
 MOST_SLOTS = 8
@@ -134,6 +135,13 @@ class SimulatedMedia(Media):
         if prompt is not None:
             self.encoder.note_computed(prompt.job, num_ids)
 
+    def check_whole(self, plan: StepPlan, num_computed: Mapping[int, int]) -> None:
+        """After a step that had to compute all of an item, or nothing."""
+        for slot in (row.slot for row in plan.prefill):
+            prompt, end = self.table._prompts.get(slot), num_computed[slot]
+            for item in () if prompt is None else prompt.job.items:
+                assert not item.start < end < item.end, "a step computed a part of an item"
+
     def held(self) -> dict[str, int]:
         encoder = self.encoder
         return {"images to encode": len(encoder._jobs), "pins": len(encoder._features._pins)}
@@ -158,5 +166,6 @@ def without_images(hello: Hello, minor: int) -> Hello:
     """As a service of an older ``minor`` says it."""
     capacity = hello.capacity
     if minor < MEDIA_MINOR and capacity is not None:
-        hello = msgspec.structs.replace(hello, capacity=msgspec.structs.replace(capacity, media=()))
+        capacity = msgspec.structs.replace(capacity, media=(), whole_media=())
+        hello = msgspec.structs.replace(hello, capacity=capacity)
     return msgspec.structs.replace(hello, minor=minor)

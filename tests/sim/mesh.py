@@ -38,7 +38,7 @@ from shared.wire.messages import (
 from tests.sim.adapters import EVERY, KEPT, order
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
-from tests.sim.images import CHAT_TEMPLATE, FAMILY, reading
+from tests.sim.images import CHAT_TEMPLATE, FAMILY, MOST_TOKENS, reading
 from tests.sim.moves import Exchange, MoveShape, MovingService, moving_in
 from tests.sim.network import Machine, Network, Sockets
 from tests.sim.stores import Folders, held_by, least_minor
@@ -402,6 +402,13 @@ class Shape:
             self.step_s = 10 * THREAD_S
             plain = {"num_blocks": 128, "groups": EVERY_LAYER, "num_states": None}
             self.capacity = replace(self.capacity, **plain)
+        if random is not None and self._computes_items_whole(random):
+            self.capacity = replace(self.capacity, media=(), whole_media=FAMILY.kinds)
+
+    def _computes_items_whole(self, random: Random) -> bool:
+        """If a step may have them. Drawn apart, so that the other draws of a seed stay."""
+        apart = Random(str(random.getstate()))
+        return self.capacity.max_num_batched_tokens > MOST_TOKENS and apart.random() < 0.4
 
 
 CONFIGS: dict[ServiceName, type[Settings]] = {
