@@ -23,6 +23,7 @@ class ChatTemplates:
             name: _compiled(name, sources[name]) for name in (DEFAULT, TOOL_USE) if name in sources
         }
         self._trusts_requests = trusts_requests
+        self._tokens: dict[str, str] = {}
         self._brought: OrderedDict[str, ChatTemplate] = OrderedDict()
         self._lock = Lock()
 
@@ -33,9 +34,11 @@ class ChatTemplates:
         return template.source if template is not None else ""
 
     def replace(self, text: str, token: str) -> None:
-        """In the model's own templates."""
-        sources = {name: each.source.replace(text, token) for name, each in self._own.items()}
-        self._own = {name: _compiled(name, source) for name, source in sources.items()}
+        """Also in the templates of requests. Must be called before the first one."""
+        self._tokens[text] = token
+        self._own = {
+            name: _compiled(name, self._replaced(each.source)) for name, each in self._own.items()
+        }
 
     def find(self, source: str, has_tools: bool) -> ChatTemplate:
         """The template in the request, ``source``, else the model's. Raises
@@ -49,6 +52,11 @@ class ChatTemplates:
                 "the model has no chat template; use /v1/completions", param="messages"
             )
         return template
+
+    def _replaced(self, source: str) -> str:
+        for text, token in self._tokens.items():
+            source = source.replace(text, token)
+        return source
 
     def _find_brought(self, source: str) -> ChatTemplate:
         if not self._trusts_requests:
@@ -64,7 +72,7 @@ class ChatTemplates:
             )
         with self._lock:
             if source not in self._brought:
-                self._brought[source] = _compile_brought(source)
+                self._brought[source] = _compile_brought(self._replaced(source))
             self._brought.move_to_end(source)
             if len(self._brought) > MAX_COMPILED:
                 self._brought.popitem(last=False)

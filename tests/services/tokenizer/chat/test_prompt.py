@@ -215,3 +215,11 @@ def test_parts_of_a_message_are_joined_unless_the_template_goes_through_them():
     assert "ab<|im_end|>" in prompt(QWEN, messages)
     assert prompt(PARTS, messages) == "<|user|>(a)(b)<|assistant|>"
     assert prompt(PARTS, HELLO) == "<|user|>(hi)<|assistant|>"
+
+
+def test_templates_of_requests_may_have_published_texts_of_images_too():
+    """As the model's own."""
+    templates = ChatTemplates({"default": "<image>{{ messages[0].content }}"}, trusts_requests=True)
+    templates.replace("<image>", "<IMG>")
+    for source in ("", "<image>:"):
+        assert templates.find(source, has_tools=False).source.startswith("<IMG>")
