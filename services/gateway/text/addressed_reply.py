@@ -23,8 +23,7 @@ class AddressedReply(MessagesReply):
     ) -> None:
         layout = AddressedLayout()
         self._frame = layout.start, layout.message, layout.end, layout.end_of_reply
-        parts = context.source, context.out, count, context.table
-        super().__init__(*parts, self._frame, layout.message)
+        super().__init__(context, count, self._frame, layout.message)
         self._calls = Calls(context, tools) if tools is not None else None
         markers = () if self._calls is None else sorted(self._calls.markers)
         self._in_call = context.markers(*self._frame, *markers)

@@ -2,10 +2,10 @@
 
 import json
 
-from services.gateway.text.collector import Collector
+from services.gateway.text.context import CallContext
 from services.gateway.text.messages_reply import MessagesReply
 from services.gateway.text.reasoning_count import ReasoningCount
-from services.gateway.text.source import MarkerTable, TextSource, Waiting
+from services.gateway.text.source import Waiting
 from shared.dialects.formats import HarmonyLayout
 
 
@@ -14,10 +14,8 @@ class HarmonyReply(MessagesReply):
 
     def __init__(
         self,
-        source: TextSource,
-        out: Collector,
+        context: CallContext,
         count: ReasoningCount,
-        table: MarkerTable,
         *,
         has_reasoning: bool,
         has_calls: bool,
@@ -25,7 +23,7 @@ class HarmonyReply(MessagesReply):
         layout = self._layout = HarmonyLayout()
         header = (layout.start, layout.channel, layout.constrain, layout.message)
         ends = (layout.end, layout.end_of_calls, layout.end_of_reply)
-        super().__init__(source, out, count, table, (*header, *ends), layout.message)
+        super().__init__(context, count, (*header, *ends), layout.message)
         self._has_reasoning = has_reasoning
         self._has_calls = has_calls
 

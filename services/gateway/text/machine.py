@@ -179,15 +179,6 @@ class OutputMachine:
     def _reply(self, rules: OutputRules, start: OutputStart) -> Waiting[None]:
         tools, reasoning = rules.tools, rules.reasoning
         channels = next((each.channels for each in rules.formats if each.channels), None)
-        if isinstance(channels, HarmonyLayout):
-            return HarmonyReply(
-                self._source,
-                self._out,
-                self._count,
-                rules.table,
-                has_reasoning=reasoning is not None,
-                has_calls=tools is not None,
-            ).read(start)
         stops = rules.table.of(*sorted(rules.stops))
         json = JsonText(self._source, stops)
         context = CallContext(
@@ -200,6 +191,11 @@ class OutputMachine:
             doubles_names=isinstance(channels, AddressedLayout),
         )
         has_reasoning, has_calls = reasoning is not None, tools is not None
+        if isinstance(channels, HarmonyLayout):
+            harmony = HarmonyReply(
+                context, self._count, has_reasoning=has_reasoning, has_calls=has_calls
+            )
+            return harmony.read(start)
         if isinstance(channels, AddressedLayout):
             reply = AddressedReply(context, self._count, tools, has_reasoning=has_reasoning)
             return reply.read(start)

@@ -3,9 +3,9 @@
 import re
 from abc import ABC, abstractmethod
 
-from services.gateway.text.collector import Collector
+from services.gateway.text.context import CallContext
 from services.gateway.text.reasoning_count import ReasoningCount
-from services.gateway.text.source import MarkerTable, TextSource, Waiting
+from services.gateway.text.source import Waiting
 from shared.wire.messages import OutputStart
 
 _RECIPIENT = re.compile(r"to=(\S+)")
@@ -16,19 +16,17 @@ class MessagesReply(ABC):
 
     def __init__(
         self,
-        source: TextSource,
-        out: Collector,
+        context: CallContext,
         count: ReasoningCount,
-        table: MarkerTable,
         markers: tuple[str, ...],
         message: str,
     ) -> None:
-        self._source = source
-        self._out = out
+        self._source = context.source
+        self._out = context.out
         self._count = count
-        self._markers = table.of(*markers)
+        self._markers = context.markers(*markers)
         self._message = message
-        self._recipient = table.of("to=")
+        self._recipient = context.markers("to=")
 
     def read(self, start: OutputStart) -> Waiting[None]:
         if start == OutputStart.REASONING:
