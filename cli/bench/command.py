@@ -3,6 +3,8 @@
 
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import process_time
 from typing import Any
 
@@ -11,19 +13,19 @@ import uvloop
 from rich.console import Console
 
 from cli.bench import arrivals, report, trace, verdict
-from cli.bench.client import client, offer
+from cli.bench.client import Send, client, offer
 from cli.bench.compare import compare
 from cli.bench.engine import engine
 from cli.bench.figures import figures
 from cli.bench.options import parse
 from cli.bench.origin import write
-from cli.bench.progress import progress
 from cli.bench.quality import quality
 from cli.bench.result import Result
 from cli.bench.row import Row
 from cli.bench.settings import Settings
-from cli.bench.workload import random_requests, traced_requests
+from cli.bench.workload import Request, random_requests, traced_requests
 from cli.console import console_for_people
+from cli.progress import bar
 from shared.errors import ConfigError
 
 USAGE = """\
@@ -101,7 +103,7 @@ async def measure(
         first, counted = requests[: settings.warmup], requests[settings.warmup :]
         await offer(first, arrivals.all_at_once(len(first)), settings.max_open, server.send)
         times = _times(settings, lines, num)
-        with progress(console, server.send, num) as send:
+        with _progress(console, server.send, num) as send:
             cpu_s = process_time()
             rows = await offer(counted, times, settings.max_open, send)
             cpu_s = process_time() - cpu_s
@@ -114,6 +116,22 @@ async def measure(
         client_cpu_s=cpu_s,
         verdict=_verdict(settings, rows, found),
     )
+
+
+@contextmanager
+def _progress(console: Console, send: Send, num: int) -> Iterator[Send]:
+    """Wraps ``send`` so that each end advances the bar."""
+    num_failed = 0
+    with bar(console, num, "{task.fields[failed]} failed", failed=0) as update:
+
+        async def shown(request: Request, due_s: float) -> Row:
+            nonlocal num_failed
+            row = await send(request, due_s)
+            num_failed += bool(row.error)
+            update(advance=1, failed=num_failed)
+            return row
+
+        yield shown
 
 
 def _times(settings: Settings, lines: list[trace.TraceLine] | None, num: int) -> arrivals.Times:

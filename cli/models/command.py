@@ -1,6 +1,7 @@
 """``shoal models``: the models on this machine and their support."""
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.flags import Parser
 from cli.models.check import Verdict, check
-from cli.models.find import find_models
-from shared.model_location import weights_bytes
+from shared.errors import ConfigError
+from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL
+from shared.model_location import FORMATS, ModelLocation, cached_models, weights_bytes
 
 COUNTS = {"B": 10**9, "M": 10**6, "K": 10**3, "": 1}
 SIZES = {" GiB": 1 << 30, " MiB": 1 << 20, " KiB": 1 << 10, " B": 1}
@@ -60,6 +62,26 @@ def _parser() -> Parser:
     parser.add_argument("folder", nargs="*", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--json", action="store_true", help="prints a list of objects")
     return parser
+
+
+def find_models(folders: Sequence[Path]) -> list[ModelLocation]:
+    """Models in ``folders``, each of which is a model or contains some; without folders the
+    embedded model and the Hugging Face cache. Raises ConfigError."""
+    if not folders:
+        return [ModelLocation(EMBEDDED_MODEL.name, EMBEDDED_MODEL), *cached_models()]
+    return [each for folder in folders for each in _models_in(folder)]
+
+
+def _models_in(folder: Path) -> Iterator[ModelLocation]:
+    if not folder.is_dir():
+        raise ConfigError(f"FOLDER: no such folder: {folder}")
+    inner = [each for each in sorted(folder.iterdir()) if _is_model(each)]
+    for each in [folder] if _is_model(folder) else inner:
+        yield ModelLocation(each.resolve().name, each)
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or any(any(folder.glob(f"*{end}")) for end in FORMATS)
 
 
 def _as_object(model: Listed) -> dict[str, object]:

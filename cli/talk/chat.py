@@ -2,13 +2,15 @@
 
 import json
 import sys
+from base64 import b64encode
 from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 from cli.command import run
 from cli.exit_codes import OK
+from cli.flags import argument_type
 from cli.server import RefusedError, Server
-from cli.talk.image import image_part
 from cli.talk.options import make_parser, not_empty, sampling
 from cli.talk.pieces import chat_pieces
 from cli.talk.printer import Printer
@@ -25,6 +27,8 @@ HINT = (
     "/new forgets what was said, /system TEXT does too and sets the system prompt"
 )
 
+BEGINNINGS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+
 
 def main(arguments: list[str]) -> int:
     return run("chat", lambda: _chat(arguments))
@@ -35,7 +39,7 @@ def _chat(arguments: list[str]) -> int:
     parser.add_argument("--system", type=not_empty, metavar="TEXT", help="system prompt")
     text = "image for the first question; may be repeated"
     parser.add_argument(
-        "--image", type=image_part, action="append", default=[], metavar="FILE", help=text
+        "--image", type=_image_part, action="append", default=[], metavar="FILE", help=text
     )
     options = parser.parse_args(arguments)
     server = Server(options.url, options.api_key)
@@ -55,6 +59,20 @@ def _chat(arguments: list[str]) -> int:
     else:
         talk.answer(question)
     return OK
+
+
+@argument_type
+def _image_part(path: str) -> dict[str, Any]:
+    """Raises ValueError for a file that is no image, or cannot be read."""
+    try:
+        file = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    kinds = (kind for beginning, kind in BEGINNINGS.items() if file.startswith(beginning))
+    if (kind := next(kinds, None)) is None:
+        raise ValueError(f"{path}: no PNG, JPEG, GIF or WebP")
+    url = f"data:image/{kind};base64,{b64encode(file).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 class Talk:

@@ -1,7 +1,13 @@
 """``shoal top``: the services of a mesh and their load, live at a terminal."""
 
 import json
+import select
+import sys
+import termios
 import time
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console, Group
@@ -13,7 +19,6 @@ from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.flags import Parser, add_server, number
 from cli.server import NoServerError, RefusedError, Server
-from cli.top.keys import single_keys, wait_for_key
 from cli.top.table import mesh_table
 
 PATH = "/v1/mesh"
@@ -73,7 +78,7 @@ def _live(server: Server, interval_s: float) -> int:
     """Refreshes until q is pressed, also while the server is temporarily gone."""
     mesh = server.get(PATH)
     cpu = CpuTimes()
-    with single_keys(), Live(auto_refresh=False, screen=True) as live:
+    with _single_keys(), Live(auto_refresh=False, screen=True) as live:
         while True:
             footer = ""
             try:
@@ -81,8 +86,32 @@ def _live(server: Server, interval_s: float) -> int:
             except (NoServerError, RefusedError) as error:
                 footer = str(error)
             live.update(_screen(server.url, mesh, cpu.cores(mesh), footer), refresh=True)
-            if wait_for_key(interval_s) in ("q", "Q"):
+            if _wait_for_key(interval_s) in ("q", "Q"):
                 return OK
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Within it keys arrive one by one, without an end of line, and are not echoed; restores the
+    terminal at the end. Does nothing if standard input is no terminal."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _wait_for_key(seconds: float) -> str:
+    """Returns the key pressed within ``seconds``, or ""."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return ""
+    has_key, _, _ = select.select([sys.stdin], [], [], seconds)
+    return sys.stdin.read(1) if has_key else ""
 
 
 def _screen(url: str, mesh: Any, cpu: dict[tuple[str, str], float], problem: str) -> Group:

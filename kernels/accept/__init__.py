@@ -30,7 +30,7 @@ def accept(
 
     ``tokens`` [R, w] int64 were sampled for ``slots`` [R] int32: one after the last known id and
     one after each draft. The first ``num_valid`` [R] int32 of each row are valid; a negative value
-    is an error code (``kernels/sample/sentinels.py``). A slot occurs once, except the null slot.
+    is an error code (``kernels.sample``). A slot occurs once, except the null slot.
     ``eos_ids`` [E] int32. ``acceptance`` [1] float32, for measurements only: drafts are accepted
     with this probability, drawn from separate random bits.
     """

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.codes import Codes, decoded, has_kernels
 from kernels.dispatch import runs_triton
-from kernels.linear import plain
 from kernels.rms_norm import Norm, rms_norm
 from kernels.silu_mul import CURVES, Act, silu_mul
 
@@ -46,7 +46,14 @@ def linear(
 
         return launch_linear(_normed(x, norm), weight, bias, residual, out_dtype, out)
     decoded_as = x.dtype if x.is_cuda else out_dtype
-    return plain.linear(x, _dense(weight, decoded_as), bias, norm, residual, out_dtype, out)
+    x, weight = _normed(x, norm), _dense(weight, decoded_as)
+    if residual is None:
+        return _product(x, weight, bias, out_dtype, out)
+    if x.is_cpu:
+        return residual.add_(functional.linear(x, weight, bias))
+    # In one pass, rounded once. (addmm would copy the residual first.)
+    residual.addmm_(x, weight.t())
+    return residual if bias is None else residual.add_(bias)
 
 
 def gated(
@@ -77,6 +84,19 @@ def gated(
     if add is not None:
         add(products)
     return silu_mul(products, act)
+
+
+def _product(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out_dtype: torch.dtype, into: Tensor | None
+) -> Tensor:
+    """By torch's matmuls: for many rows, and without Triton."""
+    if x.is_cuda and out_dtype != x.dtype:
+        out = torch.mm(x, weight.t(), out_dtype=out_dtype, out=into)
+        return out if bias is None else out.add_(bias)
+    if x.dtype != out_dtype or weight.dtype != out_dtype:
+        x, weight = x.to(out_dtype), weight.to(out_dtype)
+    out = functional.linear(x, weight, None if bias is None else bias.to(out_dtype))
+    return out if into is None else into.copy_(out)
 
 
 def _normed(x: Tensor, norm: Norm | None) -> Tensor:

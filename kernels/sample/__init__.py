@@ -12,7 +12,6 @@ from kernels.sample.adjust import Adjustments, RowChange, adjust, prepare_adjust
 from kernels.sample.filters import filtered
 from kernels.sample.gumbel import gumbel_argmax
 from kernels.sample.rows import MIN_TEMPERATURE, RandomRows, prepare_random_rows
-from kernels.sample.sentinels import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 
 __all__ = [
     "MIN_TEMPERATURE",
@@ -29,6 +28,11 @@ __all__ = [
     "process",
     "sample",
 ]
+
+# In place of a token that could not be sampled:
+NOT_FINITE = -1  # the logits have a NaN or an infinity
+NOTHING_LEFT = -2  # the request's rules hide every token
+NOT_COMPILED = -3  # the mask of a grammar that is not compiled yet
 
 
 def sample(logits: Tensor, random: RandomRows | None) -> Tensor:

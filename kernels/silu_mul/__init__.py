@@ -5,21 +5,26 @@ with the constants of ``CURVES``. A network with max(x, 0)² (``relu2``, arXiv 2
 gates.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import runs_triton
-from kernels.silu_mul.clamp import Clamp
-
-__all__ = ["CURVES", "Act", "Clamp", "constants_of", "num_parts", "silu_mul"]
 
 Act = Literal["silu", "gelu_tanh", "relu2"]
 CURVES: dict[Act, tuple[float, float]] = {
     "silu": (1.0, 0.0),
     "gelu_tanh": (1.5957691216057308, 0.07135481627260025),  # 2 √(2 / π), and 0.044715 times that
 }
+
+
+class Clamp(NamedTuple):
+    """gpt-oss's (up + 1) · gate · σ(``alpha`` · gate), with gates ≤ ``limit`` and ups within
+    ± ``limit``."""
+
+    alpha: float
+    limit: float
 
 
 def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:

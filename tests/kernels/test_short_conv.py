@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import AttentionBatch, DeviceAttention, prepare_attention
-from kernels.short_conv import reference, short_conv
-from kernels.short_conv.places import previous_places
+from kernels.short_conv import previous_places, reference, short_conv
 from tests.kernels.attended import MAX_BLOCKS, Step, device_attention
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

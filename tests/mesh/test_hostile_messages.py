@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.engines import ENGINES, make_engine
-from services.gateway.apis.mesh_state.reports import Reports
+from services.gateway.apis.mesh_state.endpoint import Reports
 from services.gateway.http.json_reply import encode as encode_json
 from shared.errors import CodecError
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE

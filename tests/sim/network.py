@@ -4,7 +4,7 @@ cut, and processes die without a word."""
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from shared.link.hosts.names import source_of
+from shared.link.hosts.tcp import source_of
 from shared.link.sockets.connection import HELLO_S, OnFrames, OnLost, PeerGone
 from shared.link.sources import AddressSource
 from shared.wire.codec import Frame, decode, encode

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kernels.sample.sentinels import NOT_FINITE, NOTHING_LEFT
+from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from kernels.sample.triton.bins import load_bracket
 from kernels.sample.triton.row import (
     COLDEST,

@@ -23,8 +23,7 @@ from kernels.paged_attention import AttentionBatch, AttentionOptions, DeviceAtte
 from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
-from kernels.short_conv import short_conv
-from kernels.short_conv.places import previous_places
+from kernels.short_conv import previous_places, short_conv
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.columns import Columns

@@ -8,12 +8,17 @@ from threading import Condition
 
 import numpy as np
 import torch
+from prometheus_client import Counter
 from torch import Tensor
 
 from services.worker.media.features import FeatureCache
-from services.worker.media.metrics import ENCODE_SECONDS, ENCODED_TOKENS
 from shared.process.cores import lower_priority
 from shared.wire.messages import Item
+
+ENCODE_SECONDS = Counter("shoal_worker_encode_seconds", "Seconds spent on features of images")
+ENCODED_TOKENS = Counter(
+    "shoal_worker_encoded_tokens", "Tokens of images whose features were computed"
+)
 
 
 @dataclass(slots=True, eq=False)

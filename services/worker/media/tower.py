@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForImageTextToText, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForImageTextToText,
+    Ernie4_5_VLMoeConfig,
+    PreTrainedModel,
+)
 from transformers.utils import logging as transformers_logging
 
 from services.worker.machine.streams import DeviceEvent, upload
 from services.worker.media.preprocessors import read_preprocessor
-from services.worker.media.published import read_config
 from shared.errors import ConfigError
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 transformers_logging.disable_progress_bar()
 
@@ -23,6 +28,12 @@ HOST = torch.device("cpu")
 # Numbers of float32 that a step of the tower has for each patch, in hidden and inner sizes: states
 # and their norm, then queries, keys and values before and after rotation, or gates and ups.
 STATES, ATTENTION, GATES = 2, 8, 3
+
+# ERNIE-4.5-VL's config is published in a form that transformers does not know.
+ERNIE = "ernie4_5_moe_vl"
+OF_TEXTS = ("hidden_size", "vocab_size", "rms_norm_eps", "pad_token_id")
+HEAD_DIM = 128  # fits the section of rotations by default; a tower needs none
+OF_IMAGES = ("depth", "hidden_size", "hidden_act", "num_heads", "in_channels", "patch_size")
 
 
 class Tower:
@@ -115,12 +126,27 @@ def _made_up(folder: Path, dtype: torch.dtype) -> Any:
 
 def _config(folder: Path) -> Any:
     """With a text model of no layers."""
-    config = read_config(folder)
+    config = _published(folder)
     text = config.get_text_config()
     text.num_hidden_layers, text.layer_types, text.mlp_layer_types = 0, [], []
     if hasattr(config, "quantization_config"):  # of texts
         del config.quantization_config
     return config
+
+
+def _published(folder: Path) -> Any:
+    """transformers' config; of texts it has what a tower needs."""
+    found = decode_json(find_file(folder, CONFIG_FILE), dict[str, Any])
+    if found.get("model_type") != ERNIE:
+        return AutoConfig.from_pretrained(folder)
+    vision: dict[str, Any] = found["vision_config"]
+    given = {name: vision[name] for name in OF_IMAGES if name in vision}
+    given["intermediate_size"] = int(given["hidden_size"] * vision.get("mlp_ratio", 4))
+    for name in ("spatial", "temporal"):
+        given[f"{name}_merge_size"] = found.get(f"{name}_conv_size", 2)
+    texts = {name: found[name] for name in OF_TEXTS if name in found}
+    texts["head_dim"] = HEAD_DIM
+    return Ernie4_5_VLMoeConfig(text_config=texts, vision_config=given)
 
 
 def _without_text(model: PreTrainedModel) -> Any:

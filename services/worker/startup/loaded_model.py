@@ -13,7 +13,6 @@ import torch
 from prometheus_client.registry import Collector
 
 from services.worker.backends.operators import Operators
-from services.worker.config.model_config import ModelConfig
 from services.worker.layers.experts import has_experts
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.hardware import (
@@ -29,12 +28,7 @@ from services.worker.machine.kv_cache import KVCache
 from services.worker.metrics import show_parameters
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.registry import (
-    MODELS,
-    find_model,
-    read_architectures,
-    read_model_config,
-)
+from services.worker.models.registry import read_architectures
 from services.worker.slots.guide import Guides
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
@@ -45,7 +39,7 @@ from services.worker.startup.additions import (
     operators_of,
 )
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.implementations import GUIDES, count_loads, implementation
+from services.worker.startup.implementations import GUIDES, count_loads
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import (
     ModelShape,
@@ -53,6 +47,7 @@ from services.worker.startup.model_shape import (
     place_layers,
     shape_of,
 )
+from services.worker.startup.native_config import find_native_config
 from services.worker.startup.ranks import Joined, ranks_of, share_of
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
@@ -61,7 +56,7 @@ from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.model_folder import read_eos_ids
 from shared.model_location import locate_model
-from shared.pooling import encodes, read_served_model
+from shared.pooling import read_served_model
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity, ModelInfo
 
@@ -301,51 +296,3 @@ def _show_parameters(model: DecoderLM, ranks: Parallel) -> None:
     parameters = count_parameters(model)
     log.info("weights: %s%s", parameters, " on this rank" if ranks.size > 1 else "")
     show_parameters(parameters.total, parameters.active)
-
-
-def find_native_config(
-    settings: WorkerConfig, folder: Path, model_info: ModelInfo, architectures: list[str]
-) -> ModelConfig | None:
-    """For our own computation; None if transformers computes the model. Raises ConfigError."""
-    pools = model_info.pooling is not None
-    by_transformers = _is_for_transformers(settings.model_impl, architectures)
-    if pools and by_transformers and not encodes(architectures):
-        raise ConfigError(f"runner: {'/'.join(architectures)} is no architecture that pools")
-    if pools and settings.lm_head_quantization != "none":
-        raise ConfigError(
-            f"lm-head-quantization: {settings.lm_head_quantization}: a model that pools has no"
-            " output head"
-        )
-    return None if by_transformers else _read_config(settings, folder, model_info)
-
-
-def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
-    """Logs it if ``auto`` chose transformers. Raises ConfigError if the architecture has to be ours
-    and is not."""
-    if wanted == "auto" and architectures and MODELS.keys().isdisjoint(architectures):
-        log.info(
-            "model-impl: %s is none of our own architectures: transformers computes it, slower and"
-            " without MTP drafts",
-            "/".join(architectures),
-        )
-        return True
-    if wanted != "transformers":
-        find_model(architectures)
-    return wanted == "transformers"
-
-
-def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) -> ModelConfig:
-    """Raises ConfigError, which names transformers if that would compute the model."""
-    pools, max_len = model_info.pooling is not None, model_info.max_model_len
-    try:
-        config = read_model_config(folder, pools)
-        return config if settings.reads_media else config.for_texts()
-    except ConfigError as error:
-        own = settings.quantization, settings.lm_head_quantization, settings.embedding_quantization
-        for_our_own = set(own) != {"none"} or settings.cpu_offload_gb or pools
-        if for_our_own or settings.speculative_config.method == "mtp":
-            raise
-        transformers = implementation("transformers")
-        if transformers is None or not transformers.can_serve(folder, max_len):
-            raise
-        raise ConfigError(f"{error}; or use --model-impl transformers, which is slower") from None

@@ -22,12 +22,16 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.cache.code_cache import CodeCache
 from services.worker.weights.check_tensors import check_form, check_kind, check_names
-from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from services.worker.weights.checkpoint import (
+    Checkpoint,
+    StoredTensor,
+    open_checkpoint,
+    with_our_names,
+)
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, KnownCodes, Quantization
 from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
-from services.worker.weights.renamed import with_our_names
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
 from services.worker.weights.stacked_experts import with_experts

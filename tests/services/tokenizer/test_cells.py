@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.tokenizer.cells import (
+from services.tokenizer.schedulers import (
     BEGINNING,
     MAX_EXCESS,
     Cell,
+    Schedulers,
     beginning_of,
     choose_cell,
 )
-from services.tokenizer.schedulers import Schedulers
 from shared.errors import Unavailable
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from shared.dialects.families.formats import FormatsOfFamilies
 from shared.dialects.families.reasoning import REASONING_FORMATS
-from shared.dialects.families.recognise import recognise
 from shared.dialects.families.tools import TOOL_FORMATS
+
+recognise = FormatsOfFamilies().recognise
 
 EMBEDDED = Path(__file__).parents[3] / "models" / "shoal-tiny"
 THINK = "{{ '<think>' ~ message.reasoning ~ '</think>' }}"

@@ -20,8 +20,7 @@ from services.worker.guides.grammars import (
     Grammars,
     Progress,
 )
-from services.worker.guides.guides import Guides
-from services.worker.guides.slot_guide import SlotGuide
+from services.worker.guides.guides import Guides, SlotGuide
 from services.worker.slots.guide import NotCompiled
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import Guide, SamplingParams

@@ -12,7 +12,7 @@ import zmq
 
 from cli.keys import write_keys
 from shared.errors import ConfigError
-from shared.link.hosts import names as names_of_hosts
+from shared.link.hosts import tcp as tcp_hosts
 from shared.link.hosts.tcp import TcpHosts
 from shared.link.keys import Keys, load_keys, public_path
 from shared.link.peer import SILENCE_S, Peer
@@ -44,7 +44,7 @@ def names(monkeypatch) -> dict[str, list[str]]:
         return [(socket.AF_INET, 0, 6, "", (address, port)) for address in known[host]]
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr(names_of_hosts, "LOOKUP_S", 0.02)
+    monkeypatch.setattr(tcp_hosts, "LOOKUP_S", 0.02)
     return known
 
 
@@ -170,7 +170,7 @@ async def test_a_lookup_that_fails_is_logged_once_and_ends_nothing(
     async with asyncio.timeout(TIMEOUT_S):
         while "no lookup" not in caplog.text:
             await asyncio.sleep(0.01)
-    await asyncio.sleep(10 * names_of_hosts.LOOKUP_S)
+    await asyncio.sleep(10 * tcp_hosts.LOOKUP_S)
     await both_ways(above, below, peer, await got(below.ups))
     assert above.downs.empty()
     assert caplog.text.count("no lookup") == 1
