@@ -24,7 +24,7 @@ from services.gateway.chat.structure import NoStructure, Structure
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
-from services.gateway.http.cors import Cors
+from services.gateway.http.browsers import Cors, known_hosts
 from services.gateway.http.failures import (
     add_error_shape,
     answer_errors,
@@ -32,7 +32,6 @@ from services.gateway.http.failures import (
     name_server,
 )
 from services.gateway.http.head_parser import check_expectation
-from services.gateway.http.known_hosts import known_hosts
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import name_response
 from services.gateway.http.routes import UNKNOWN, Load
