@@ -93,6 +93,13 @@ INLINE void join_values(float* values, Shares shares, const float* next, int dim
   }
 }
 
+// Copies sums with `dim` values.
+template <class Sums>
+INLINE void copy(const Sums& from, int dim, Sums& to) {
+  to.highest = from.highest, to.mass = from.mass;
+  memcpy(to.values, from.values, dim * sizeof(float));
+}
+
 // Adds the sums of a later split, `next`, to `sums`.
 template <class Sums>
 INLINE void join(Sums& sums, const Sums& next, int dim) {
@@ -216,10 +223,11 @@ struct Attention {
          split++)
       attend(item, split);
     for (int i = 0; i < num; i++) {
+      int of_query = (int)(place(item, i) % num_heads);
       if (unit.partial < 0)
-        finish(item.sums[i], place(item, i) % num_heads, out + place(item, i) * dim);
+        finish(item.sums[i], of_query, out + place(item, i) * dim);
       else
-        partials[(size_t)unit.partial * num_heads + place(item, i) % num_heads] = item.sums[i];
+        copy(item.sums[i], dim, partials[(size_t)unit.partial * num_heads + of_query]);
     }
   }
 

@@ -3,7 +3,7 @@
 
 #include "words.h"
 
-constexpr int MAX_HEAD_DIM = 256;
+constexpr int MAX_HEAD_DIM = 512;  // also in kernels/cpu/operators.py
 
 // Element type of the KV caches: the model's, or quantized values.
 enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };

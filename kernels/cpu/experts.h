@@ -13,7 +13,7 @@ struct Experts {
   Routing routing;
   Matrix router;                 // in float32
   const Matrix *gate_up, *down;  // of each local expert, all in one form
-  float alpha, limit;            // parameters of Gate, in which beta is 0
+  float alpha, beta, limit;      // parameters of Gate
   int32_t first, num;            // the local experts; other ranks have the rest
   int64_t* counts;               // [num_experts]: tokens routed to each so far, or null
 };
@@ -166,8 +166,8 @@ void run_experts(const Experts& experts, const Takers& takers, const T* rows, co
     memcpy(gathered + i * size, rows + pairs.tokens[i] * size, size * sizeof(T));
   });
   multiply_experts(starts, experts.num, experts.gate_up, gathered, 2, [=](auto w, int start) {
-    return Gate<T, typename decltype(w)::Numbers>{inner + start * inner_size, w, experts.alpha, 0,
-                                                  experts.limit};
+    return Gate<T, typename decltype(w)::Numbers>{inner + start * inner_size, w, experts.alpha,
+                                                  experts.beta, experts.limit};
   });
   multiply_experts(starts, experts.num, experts.down, inner, 1, [=](auto w, int start) {
     return Store<typename decltype(w)::Numbers>{outputs + start * size, w};

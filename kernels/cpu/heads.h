@@ -15,6 +15,12 @@ INLINE f32x16 norm_scale(float squares, int size, float eps) {
   return spread(1.0f / __builtin_sqrtf(squares / size + eps));
 }
 
+// RMS norm of x [size], without a weight → out
+INLINE void norm(const float* x, int size, float eps, float* out) {
+  f32x16 scale = norm_scale(sum_squares(x, size), size, eps);
+  for (int i = 0; i < size; i += LANES) store(out + i, mul(load(x + i), scale));
+}
+
 // x [size] · scale · weight → out
 template <class Out>
 INLINE void scale_norm(const float* x, f32x16 scale, const float* weight, int size, Out* out) {
@@ -98,6 +104,17 @@ void gate_rows(const float* gates, int num_rows, int size, T* out) {
       f32x16 gate = load(gates + at + i);
       store_narrow(out + at + i, mul(or_nan(gate, sigmoid(gate)), load_wide(out + at + i)));
     }
+  });
+}
+
+// act(gates) · `size` elements of rows of `stride` → out, with an act of `opened`
+template <class T>
+void activate_rows(const float* gates, int num_rows, int size, float alpha, float beta,
+                   const float* x, int stride, T* out) {
+  each_row(num_rows, size, [=](size_t at) {
+    const float* row = x + at / size * stride;
+    for (int i = 0; i < size; i += LANES)
+      store_narrow(out + at + i, mul(opened(load(gates + at + i), alpha, beta), load(row + i)));
   });
 }
 

@@ -22,7 +22,7 @@ from kernels.silu_mul import Act, Clamp, constants_of
 
 LANES = 16  # columns of a tile; head, hidden and block sizes are multiples of it
 PACKED_DEPTH = 32  # tiles are zero-padded to a multiple of it
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 MAX_GROUP_SIZE = 48  # query heads that share a KV head
 MAX_RANK, MAX_ROPE_DIM, MAX_NOPE_DIM = 512, 64, 256  # of latents
 DTYPES = (torch.bfloat16, torch.float32)
@@ -52,6 +52,7 @@ class Kind(IntEnum):
     ADD = 17  # wide → added to wide
     INDEX = 18  # wide → chosen keys, as int32 in wide
     JOIN = 19  # wide, and wide behind it → wide
+    ACTIVATE = 20  # wide, and wide for the factors → narrow
 
 
 class Form(IntEnum):
@@ -105,10 +106,10 @@ class ExpertsStruct(ctypes.Structure):
         *((name, Int) for name in ("num_groups", "num_kept_groups", "group_best")),
         ("renormalises", Int),
         *((name, Float) for name in ("min_sum", "factor")),
-        ("correction", Pointer),
+        *((name, Pointer) for name in ("correction", "factors")),
         ("router", MatrixStruct),
         *((name, Pointer) for name in ("gate_up", "down")),
-        *((name, Float) for name in ("alpha", "limit")),
+        *((name, Float) for name in ("alpha", "beta", "limit")),
         *((name, Int) for name in ("first", "num")),
         ("counts", Pointer),
     ]
@@ -259,9 +260,9 @@ class PackedLatents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedExperts:
-    """``router`` and ``correction`` [num_experts] are float32. All experts have one form; this
-    process holds consecutive ones from ``first`` on. ``counts`` [num_experts] int64, if given, is
-    incremented by the tokens of each expert."""
+    """``router``, ``correction`` and ``factors`` of weights [num_experts] are float32. All experts
+    have one form; this process holds consecutive ones from ``first`` on. ``counts`` [num_experts]
+    int64, if given, is incremented by the tokens of each expert."""
 
     routing: Routing
     router: PackedMatrix
@@ -271,12 +272,14 @@ class PackedExperts:
     act: Act | Clamp = "silu"
     first: int = 0
     counts: Tensor | None = None
+    factors: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         matrices = [self.router, *self.gate_up, *self.down]
         found = [tensor for each in matrices for tensor in each.tensors]
-        return [*found, *(each for each in (self.correction, self.counts) if each is not None)]
+        others = self.correction, self.factors, self.counts
+        return [*found, *(each for each in others if each is not None)]
 
     def struct(self) -> ExpertsStruct:
         routing = self.routing
@@ -284,11 +287,11 @@ class PackedExperts:
             *(self.router.n, routing.num_chosen, Score[routing.score.upper()]),
             *(routing.num_groups, routing.num_kept_groups, routing.group_best),
             *(routing.min_sum is not None, routing.min_sum or 0.0, routing.factor),
-            *(address(self.correction), self.router.struct()),
+            *(address(self.correction), address(self.factors), self.router.struct()),
         )
         experts.arrays = [_structs(self.gate_up), _structs(self.down)]
         experts.gate_up, experts.down = map(ctypes.addressof, experts.arrays)
-        experts.alpha, _, limit = constants_of(self.act)
+        experts.alpha, experts.beta, limit = constants_of(self.act)
         experts.limit = limit or 0.0
         experts.first, experts.num = self.first, len(self.gate_up)
         experts.counts = address(self.counts)
@@ -344,6 +347,8 @@ class Operator:
     from ``first`` on, unless they are the columns of ``weight``; for a sum, a bias [size] float32.
     ``order`` [size] int64: a permutation of the elements. For experts ``first`` may be a buffer of
     marks [tokens, size]: if ``num`` is 1, tokens without one take them, if it is 2, those with one.
+    A norm may have ``num`` parts of ``size`` in a row; attention norms values if ``num`` is 1;
+    gates have factors from ``first`` on in rows of ``num`` elements.
     """
 
     kind: Kind

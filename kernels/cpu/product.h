@@ -650,7 +650,14 @@ struct Deltas {
   const uint8_t* has_some = nullptr;  // [num_rows]
 };
 
-// gate · σ(alpha · gate + beta · gate³) · up → out [num_rows, w.n / 2]; each tile of gates precedes
+// gate · σ(alpha · gate + beta · gate³)
+INLINE f32x16 opened(f32x16 gate, float alpha, float beta) {
+  f32x16 square = min(mul(gate, gate), spread(1e30f));  // finite, as 0 · ∞ is NaN
+  f32x16 slope = fma(square, spread(-beta), spread(-alpha));
+  return div(gate, add(spread(1.0f), exp(mul(gate, slope))));
+}
+
+// opened(gate) · up → out [num_rows, w.n / 2]; each tile of gates precedes
 // its tile of ups, in `deltas` all gates precede all ups. With a limit, gates are clamped to at
 // most `limit`, ups to ± limit, and ups are increased by 1. With alpha 0 there are no gates:
 // max(up, 0)² → out [num_rows, w.n].
@@ -677,10 +684,7 @@ struct Gate {
         gate = min(most, gate);  // with NaN, min returns its second operand
         up = add(max(sub(zero(), most), min(most, up)), spread(1.0f));
       }
-      f32x16 square = min(mul(gate, gate), spread(1e30f));  // finite, as 0 · ∞ is NaN
-      f32x16 slope = fma(square, spread(-beta), spread(-alpha));
-      f32x16 opened = div(gate, add(spread(1.0f), exp(mul(gate, slope))));
-      store_narrow(out + (size_t)row * (w.n / 2) + n / 2, mul(opened, up));
+      store_narrow(out + (size_t)row * (w.n / 2) + n / 2, mul(opened(gate, alpha, beta), up));
     }
   }
 

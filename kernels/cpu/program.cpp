@@ -58,7 +58,8 @@ enum Kind : int32_t {
   ADAPT,
   ADD,
   INDEX,
-  JOIN
+  JOIN,
+  ACTIVATE
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -67,18 +68,20 @@ struct Operator {
   int32_t in, out;
   int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate;
                        // GATED_DELTA: the gates; GATED with `adapt`: deltas; LATENT: chosen keys;
-                       // JOIN: the last part
+                       // JOIN: the last part; ACTIVATE: factors of the gates
   int32_t layer;       // ATTEND, LATENT, INDEX: index of the cache; GATED_DELTA: of the states
   int32_t group;       // ATTEND, LATENT, SHORT_CONV, INDEX: index of the layer's group
-  int32_t size;        // of a row of `in`; EMBED: of `out`
+  int32_t size;        // of a row of `in`; EMBED: of `out`; NORM: of a part of a row
   int32_t is_wide;     // NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM, ADAPT: adds to `out`
   int32_t first, num;  // EMBED: first local id, number of local ids; JOIN: num of `second`;
                        // EXPERTS: a buffer of marks, and 0 for all tokens, 1 for those without a
-                       // mark, 2 for those with one
+                       // mark, 2 for those with one; NORM: num of a row's parts, or 0; ATTEND: 1 if
+                       // values are normed; ACTIVATE: first element in a row of `second`, size of
+                       // that row
   float scale;         // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
   float eps;           // NORM
-  float alpha, beta;   // GATED
+  float alpha, beta;   // GATED, ACTIVATE
   const float* norm;
   Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings if `rows` is null
   const void* rows;  // EMBED: [num, size]; SUM: float32 bias [size]; or null
@@ -144,14 +147,17 @@ const float* squares_of_ranks(const Heads& heads, const float* x, int num_tokens
   return squares;
 }
 
-// Norms and rotates the heads of every token, and writes its keys and values to the cache.
+// Norms and rotates the heads of every token, and writes its keys and values to the cache. Without
+// values in `x`, keys before their norm are values too; without keys, the cache has both already.
 template <class T, class W>
 struct Prepare {
   const Heads& heads;
   const Step& step;
   const int64_t* slot_mapping;
   Cache<W> cache;
-  float* x;              // [num_tokens, num_heads + 2 · num_kv_heads, head_dim]
+  float* x;  // [num_tokens, size]: queries, keys, values
+  int size;
+  bool norms_values;
   T* query;              // [num_tokens, num_heads, head_dim]
   const float* squares;  // see squares_of_ranks
   static constexpr int GROUP = 4;
@@ -167,21 +173,35 @@ struct Prepare {
     int dim = heads.head_dim, num_heads = heads.num_heads, num_kv_heads = heads.num_kv_heads;
     const float* cos = heads.cos + step.positions[t] * heads.rotary_dim;
     const float* sin = heads.sin + step.positions[t] * heads.rotary_dim;
-    float* head = x + (size_t)t * (num_heads + 2 * num_kv_heads) * dim;
+    float* head = x + (size_t)t * size;
     T* to = query + (size_t)t * num_heads * dim;
     norm_heads(head, heads.query_norm, num_heads, squares ? squares + 2 * t : nullptr);
-    norm_heads(head + num_heads * dim, heads.key_norm, num_kv_heads,
-               squares ? squares + 2 * t + 1 : nullptr);
-    for (int h = 0; h < num_heads + num_kv_heads; h++, head += dim) {
+    for (int h = 0; h < num_heads; h++, head += dim) {
       rotate(head, cos, sin, heads.rotary_dim, heads.is_interleaved);
-      if (h < num_heads)
-        for (int i = 0; i < dim; i += LANES) store_narrow(to + h * dim + i, load(head + i));
+      for (int i = 0; i < dim; i += LANES) store_narrow(to + h * dim + i, load(head + i));
     }
+    if (size == num_heads * dim) return;
+    const float* values = values_of(head, size - (num_heads + num_kv_heads) * dim);
+    norm_heads(head, heads.key_norm, num_kv_heads, squares ? squares + 2 * t + 1 : nullptr);
     // All tokens are written before attention starts, so a next slot of the same step counts as
     // written.
     bool is_last = t + 1 == step.num_tokens || slot_mapping[t + 1] != slot_mapping[t] + 1;
-    for (int h = 0; h < num_kv_heads; h++, head += dim)
-      cache.write(slot_mapping[t], h, head - num_kv_heads * dim, head, is_last);
+    for (int h = 0; h < num_kv_heads; h++, head += dim) {
+      rotate(head, cos, sin, heads.rotary_dim, heads.is_interleaved);
+      cache.write(slot_mapping[t], h, head, values + h * dim, is_last);
+    }
+  }
+
+  // The `num` elements of values after these keys, or copies of the keys.
+  const float* values_of(const float* keys, int num) const {
+    int total = heads.num_kv_heads * heads.head_dim;
+    const float* given = num ? keys + total : keys;
+    if (num && !norms_values) return given;
+    float* made = scratch(total);
+    if (!norms_values) memcpy(made, given, total * sizeof(float));
+    for (int i = 0; norms_values && i < total; i += heads.head_dim)
+      norm(given + i, heads.head_dim, heads.eps, made + i);
+    return made;
   }
 
   // Ranks have equal numbers of query heads and of KV heads, and each KV head is on the same number
@@ -223,7 +243,9 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
   T* query = (T*)step.buffers[op.second];
   const float* squares = squares_of_ranks(heads, x, step.num_tokens);
   const Group& group = step.groups[op.group];
-  Prepare<T, W>{heads, step, group.slot_mapping, cache, x, query, squares}.run();
+  bool norms_values = op.num;
+  Prepare<T, W>{heads, step, group.slot_mapping, cache, x, op.size, norms_values, query, squares}
+      .run();
   Attention<T, W>{group.rows,      cache,       units,        query,         out,        partials,
                   heads.num_heads, heads.scale, heads.window, heads.softcap, heads.sinks}
       .run();
@@ -354,7 +376,8 @@ void embed(const Operator& op, const int32_t* ids, int num, float* x) {
 }
 
 template <class T>
-void run_norm(const Operator& op, const float* x, int num, void* out) {
+void run_norm(const Operator& op, const float* x, int num_tokens, void* out) {
+  int num = num_tokens * (op.num ? op.num : 1);
   if (op.adds)
     add_norm_rows(x, op.norm, num, op.size, op.eps, (float*)out);
   else if (op.is_wide)
@@ -475,6 +498,10 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         DeltaRows<T>{*op.delta,        step.layer_states[op.layer],           *step.state_rows,
                      (const float*)in, (const float*)step.buffers[op.second], (T*)out}
             .run();
+        break;
+      case ACTIVATE:
+        activate_rows((const float*)in, num, op.size, op.alpha, op.beta,
+                      (const float*)step.buffers[op.second] + op.first, op.num, (T*)out);
         break;
       case GATE:
         gate_rows((const float*)in, num, op.size, (T*)out);

@@ -14,6 +14,7 @@ struct Routing {
   int32_t renormalises;
   float min_sum, factor;
   const float* correction;  // [num_experts] or null
+  const float* factors;     // of the weights, [num_experts], or null
 };
 
 // Softmax of n values; `out` has room for padded(n).
@@ -85,6 +86,8 @@ inline void route(const Routing& r, const float* logits, int32_t* chosen, float*
   float total = 0;
   for (int j = 0; j < r.num_chosen; j++) total += groups[j];
   if (total < r.min_sum) total = r.min_sum;
-  for (int j = 0; j < r.num_chosen; j++)
+  for (int j = 0; j < r.num_chosen; j++) {
     weights[j] = (r.renormalises ? groups[j] / total : groups[j]) * r.factor;
+    if (r.factors) weights[j] *= r.factors[chosen[j]];
+  }
 }

@@ -16,6 +16,8 @@ from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from tests.media.checkpoints import save_checkpoint
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import save_family
+from tests.services.worker.gemma4 import EXPERTS as GEMMA4_EXPERTS
+from tests.services.worker.gemma4 import GEMMA4
 from tests.services.worker.hybrids import save_hybrid
 from tests.services.worker.test_families import CASES, LFM, OSS
 from tests.services.worker.test_mtp_families import FAMILIES, HYBRID_FAMILIES, Checkpoint
@@ -75,6 +77,14 @@ def save_indexed(folder: Path) -> None:
     """DeepSeek-V3.2: a token attends to the keys that an indexer chooses."""
     family, changes = CASES["deepseek v3.2, yarn"]
     save_model(folder, family, **changes | SIZES)
+    _save_tokenizer(folder)
+
+
+def save_shared(folder: Path) -> None:
+    """Gemma 4: layers that read the keys and values of earlier ones, inputs of layers, experts."""
+    family, changes = GEMMA4["gemma 4, inputs of layers, shared keys and values"]
+    sizes = SIZES | {"vocab_size_per_layer_input": NUM_TOKENS}
+    save_model(folder, family, **changes | GEMMA4_EXPERTS | sizes)
     _save_tokenizer(folder)
 
 

@@ -22,6 +22,7 @@ from tests.exactness.checkpoints import (
     save_next,
     save_scanned,
     save_seeing,
+    save_shared,
     save_stateful,
     save_windowed,
 )
@@ -59,6 +60,7 @@ NEXT = Model("states, experts", 6.0, save_next)
 SCANNED = Model("Mamba-2", 6.0, save_scanned)
 DECAYING = Model("decay per channel", 6.0, save_decaying)
 INDEXED = Model("indexed", 6.0, save_indexed)
+SHARED = Model("shared keys", 6.0, save_shared)
 FOREIGN = Model("transformers'", 6.0, save_foreign)
 SEEING = Model("images", 1.0, save_seeing)
 DEEP = Model("images, DeepStack", 1.0, save_deep)
@@ -125,6 +127,8 @@ TABLES: dict[str, list[Column]] = {
         Column("decay per channel", DECAYING, "native", "bfloat16"),
         Column("indexed", INDEXED, "native", "bfloat16"),
         Column("indexed, int8 KV", INDEXED, "native", "bfloat16", INT8_KV),
+        Column("shared keys", SHARED, "native", "bfloat16"),
+        Column("shared keys, fp8 KV", SHARED, "native", "bfloat16", FP8_KV),
         Column("images", SEEING, "native", "bfloat16", CHUNKS),
         Column("images, DeepStack", DEEP, "native", "bfloat16", CHUNKS),
         Column("images, experts", MODAL, "native", "bfloat16", CHUNKS),

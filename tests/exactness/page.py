@@ -41,8 +41,9 @@ Other models, weights and backends: fifteen combinations have every pair of circ
   are its forms ([quantization](quantization.md)).
 * *experts* (GLM-4.5), *latent* (DeepSeek-V3), *windows* (gpt-oss), *convolutions* (LFM2),
   *states* (Qwen3.5; with *experts*: Qwen3-Next), *Mamba-2* (Granite 4), *decay per channel* (Kimi
-  Linear), *indexed* (DeepSeek-V3.2), *images* (Qwen2.5-VL, cut by chunks and hits; with *DeepStack*
-  Qwen3-VL, with *experts* ERNIE-4.5-VL) and *transformers'* (Phi-3) are tiny random checkpoints.
+  Linear), *indexed* (DeepSeek-V3.2), *shared keys* (Gemma 4), *images* (Qwen2.5-VL, cut by chunks
+  and hits; with *DeepStack* Qwen3-VL, with *experts* ERNIE-4.5-VL) and *transformers'* (Phi-3) are
+  tiny random checkpoints.
 * Native code computes in bfloat16, others in float32, unless a column has another form.
 * *The engine for GPUs* is computed by torch's operators here; its kernels: [gpu](gpu.md).
 * *two ranks* and *two stages* are processes that share a model ([parallel](parallel.md)).

@@ -35,7 +35,7 @@ class Rule:
 
 
 HEADLESS = (
-    *("windows", "convolutions", "Mamba-2", "decay per channel", "indexed"),
+    *("windows", "convolutions", "Mamba-2", "decay per channel", "indexed", "shared keys"),
     *("images", "images, DeepStack", "images, experts", "transformers'"),
 )
 

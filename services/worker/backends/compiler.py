@@ -77,7 +77,7 @@ class Compiler:
         norm, attention = each.norm, each.heads or each.latents or each.columns or each.index
         place = attention or each.delta
         rows, weight = self._embeddings(each.embedding)
-        first, num = 0, each.num
+        first, num = each.first, each.num
         if each.embedding is not None:
             first, num = each.embedding.vocab.start, each.embedding.vocab.num
         elif each.marks is not None and each.experts is not None:
@@ -121,18 +121,14 @@ class Compiler:
         """The embedding's rows, or the packed matrix with the rows as its columns."""
         if embedding is None:
             return None, None
-        if self._columns is None:
+        if (columns := self._columns.get(embedding)) is None:
             return embedding.weight.values.data, None
-        if self._columns not in self._packed and self._columns is not embedding:
+        if columns not in self._packed and columns is not embedding:
             del embedding.weight  # the head has it
-        return None, self._pack(self._columns)
+        return None, self._pack(columns)
 
     def _pack(
-        self,
-        layer: Linear | TokenRows,
-        bias: Tensor | None = None,
-        *,
-        is_gated: bool = False,
+        self, layer: Linear | TokenRows, bias: Tensor | None = None, *, is_gated: bool = False
     ) -> PackedMatrix:
         if layer not in self._packed:
             order = gate_up_order(layer.outputs // 2) if is_gated else None
@@ -165,6 +161,7 @@ class Compiler:
             act=experts.act,
             first=experts.first,
             counts=experts.counts,
+            factors=gate.factors,
         )
 
     def _norm(self, norm: RMSNorm | None) -> Tensor | None:
@@ -252,13 +249,16 @@ def _delta(rule: DeltaRule) -> PackedDelta:
     )
 
 
-def _with_embeddings(model: DecoderLM) -> TokenRows | None:
-    """The layer with the embeddings as packed columns: the output head if it has the same weights,
+def _with_embeddings(model: DecoderLM) -> dict[Embedding, TokenRows]:
+    """The layers with embeddings as packed columns: the output head if it has the same weights,
     else embeddings in codes."""
+    tables = [each for each in model.modules() if isinstance(each, Embedding)]
+    found: dict[Embedding, TokenRows]
+    found = {each: each for each in tables if not isinstance(each.weight, Dense)}
     table, head = model.model.embed_tokens, model.lm_head if model.is_tied else None
     if head is not None and (isinstance(head.weight, Dense) or head.weight is table.weight):
-        return head
-    return None if isinstance(table.weight, Dense) else table
+        found[table] = head
+    return found
 
 
 def _bias(layer: Linear | LMHead) -> Tensor | None:

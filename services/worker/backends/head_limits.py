@@ -28,10 +28,7 @@ LIGHTNING_NAMES = "head_dim", "head_dim", ""
 
 def check_heads(heads: Heads) -> None:
     spec, name = heads.spec, f"attention of layer {heads.layer}"
-    if spec.head_dim % LANES:
-        raise NotSupported(f"{name}: head_dim {spec.head_dim} is no multiple of {LANES}")
-    if spec.head_dim > MAX_HEAD_DIM:
-        raise NotSupported(f"{name}: head_dim {spec.head_dim} is above {MAX_HEAD_DIM}")
+    _check_sizes({"head_dim": (spec.head_dim, MAX_HEAD_DIM)}, name)
     if (group := spec.num_heads // spec.num_kv_heads) > MAX_GROUP_SIZE:
         raise NotSupported(
             f"{name}: {group} query heads share a KV head; {MAX_GROUP_SIZE} are the most"

@@ -52,6 +52,7 @@ class Instruction:
     out: int
     size: int
     second: int | None = None
+    first: int = 0  # of a row's elements
     num: int = 0  # of the second part's elements
     is_wide: bool = False
     adds: bool = False
@@ -129,10 +130,10 @@ class Recorder(Ops[Value]):
         vocab = embedding.vocab
         return out if vocab.num == vocab.total else self._summed(out, size)
 
-    def scale(self, x: Value, factor: float) -> Value:
+    def scale(self, x: Value, factor: float | Tensor) -> Value:
         size = self.registers[x.register].size
         out = self._written(x, size, "the input of a scale")
-        self._add(Kind.SCALE, out, out, size, scale=factor)
+        self._add(Kind.SCALE, out, out, size, scale=float(factor))
         return out
 
     def add_input(self, x: Value, number: int) -> Value:

@@ -92,7 +92,7 @@ class TorchOps(Ops[Tensor]):
         found = _rows(embedding.weight, places.clamp(0, vocab.num - 1))
         return self._parallel.sum(found * is_ours[:, None])
 
-    def scale(self, x: Tensor, factor: float) -> Tensor:
+    def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         return x * factor
 
     def add_input(self, x: Tensor, number: int) -> Tensor:

@@ -1,17 +1,11 @@
 """Gemma 4's attention: values are normed, keys may be values too, and the last layers read the keys
 and values of an earlier one."""
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from kernels.paged_attention import AttentionOptions, attend
-from kernels.rms_norm import rms_norm
-from kernels.rope import rope
-from services.worker.backends.torch_lm import TorchOps
-from services.worker.gemma4.by_torch import by_torch, normed
 from services.worker.gemma4.config import Gemma4Config
+from services.worker.gemma4.operators import attend, attend_to_written
 from services.worker.layers.attention import Attention
-from services.worker.layers.context import current_context
 from services.worker.layers.heads import AttentionSpec
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -39,10 +33,8 @@ class OwnAttention(Attention):
         super().__init__(
             *(size, spec, layer, rotary, eps, parallel), has_qkv_bias=bias, has_out_bias=bias
         )
-        self._eps = eps
         self._num_inputs = config.num_hidden_layers * config.num_inputs
-        self._has_values = not config.has_keys_as_values(layer)
-        if not self._has_values:
+        if config.has_keys_as_values(layer):
             shards = parallel.heads(spec.num_heads, spec.num_kv_heads)
             query, key = (each.times(head_dim) for each in shards)
             self.qkv_proj = Linear(size, {"q_proj": query, "k_proj": key}, bias)
@@ -61,16 +53,8 @@ class OwnAttention(Attention):
         residual: X | None = None,
         scale: float = 1.0,
     ) -> X:
-        heads = by_torch(ops, self._with_values, ops.linear(x, self.qkv_proj, norm=norm))
-        attended = ops.attend(heads, self.heads)
+        attended = attend(ops, ops.linear(x, self.qkv_proj, norm=norm), self.heads)
         return ops.linear(attended, self.o_proj, residual=residual, scale=scale)
-
-    def _with_values(self, _: TorchOps, x: Tensor) -> Tensor:
-        """Queries, keys and perhaps values → queries, keys and normed values"""
-        spec = self.heads.spec
-        size = spec.num_kv_heads * spec.head_dim
-        values = normed(x[:, -size:].unflatten(1, (-1, spec.head_dim)), self._eps).flatten(1)
-        return torch.cat((x[:, :-size] if self._has_values else x, values), 1)
 
 
 class SharedAttention(nn.Module):
@@ -87,17 +71,6 @@ class SharedAttention(nn.Module):
         self._source = (source,)  # no module of this one
 
     def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm) -> X:
-        attended = by_torch(ops, self._attend, ops.linear(x, self.q_proj, norm=norm))
+        heads = self._source[0].heads._replace(query_norm=self.q_norm)
+        attended = attend_to_written(ops, ops.linear(x, self.q_proj, norm=norm), heads)
         return ops.linear(attended, self.o_proj)
-
-    def _attend(self, ops: TorchOps, x: Tensor) -> Tensor:
-        """Queries [T, H · D] → the output of attention [T, H · D]"""
-        heads, context = self._source[0].heads, current_context()
-        spec = heads.spec
-        kv, inputs = context.kv_caches[heads.layer], context.groups[heads.group]
-        split = rms_norm(x.unflatten(1, (-1, spec.head_dim)), self.q_norm.weight, self.q_norm.eps)
-        cos, sin = ops.rotation(heads.rotary).unsqueeze(2)
-        options = AttentionOptions(spec.window)
-        query = rope(split, cos, sin)
-        attended = attend(query, kv.entries, inputs.attention, spec.scale, options, kv.scales)
-        return attended.flatten(1)

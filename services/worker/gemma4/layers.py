@@ -3,42 +3,45 @@ gate of numbers that a token brings for each layer."""
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from kernels.route import Routed
-from services.worker.backends.torch_lm import TorchOps
 from services.worker.gemma4.attention import OwnAttention, SharedAttention
-from services.worker.gemma4.by_torch import by_torch, normed
 from services.worker.gemma4.config import Gemma4Config
+from services.worker.gemma4.operators import open_inputs
 from services.worker.layers.experts import Experts, Router
 from services.worker.layers.linear import Linear, WeightPiece
+from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.weights import empty_parameter
 from services.worker.models.parts import Parts
 
 
 class ScaledRouter(Router):
-    """Norms its input, and multiplies the weights of experts by a number of each."""
+    """Has a norm for its input, and a factor of each expert's weight."""
 
     def __init__(self, config: Gemma4Config) -> None:
         num, size = config.num_routed_experts, config.hidden_size
         super().__init__(size, num, config.routing)
-        self.scale = empty_parameter(size, dtype=torch.float32)
-        self.per_expert_scale = empty_parameter(num, dtype=torch.float32)
-        self._eps = config.rms_norm_eps
+        self.factors = empty_parameter(num, dtype=torch.float32)
+        self.norm = RouterNorm(size, config.rms_norm_eps)
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         return {
             f"{name}.proj.weight": WeightPiece(self.weight),
-            f"{name}.scale": WeightPiece(self.scale),
-            f"{name}.per_expert_scale": WeightPiece(self.per_expert_scale),
+            f"{name}.per_expert_scale": WeightPiece(self.factors),
         }
 
     def choose(self, x: Tensor) -> Routed:
-        """Takes [T, hidden], before norms."""
-        given = normed(x.float(), self._eps) * (self.scale * x.shape[1] ** -0.5)
-        chosen, weights = super().choose(given)
-        return Routed(chosen, weights * self.per_expert_scale[chosen.long()])
+        assert self.factors is not None
+        chosen, weights = super().choose(x)
+        return Routed(chosen, weights * self.factors[chosen.long()])
+
+
+class RouterNorm(RMSNorm):
+    """A checkpoint has its weight as the router's scale."""
+
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
+        return {f"{name.removesuffix('norm')}scale": WeightPiece(self.weight)}
 
 
 class Gemma4Layer(nn.Module):
@@ -52,6 +55,7 @@ class Gemma4Layer(nn.Module):
         layer: int,
     ) -> None:
         super().__init__()
+        self.number = layer
         self.input_layernorm = parts.norm()
         self.self_attn = attention
         self.post_attention_layernorm = parts.norm()
@@ -65,23 +69,20 @@ class Gemma4Layer(nn.Module):
             self.post_per_layer_input_norm = parts.norm()
 
     def forward(self, ops: Ops[X], x: X, given: X | None = None) -> X:
-        """x [T, hidden], ``given`` [T, num_inputs], the token's numbers for this layer → [T,
-        hidden]"""
+        """x [T, hidden], ``given`` [T, layers · num_inputs], the token's numbers for all layers →
+        [T, hidden]"""
         attended = self.self_attn.forward(ops, x, norm=self.input_layernorm)
         x = ops.norm(attended, self.post_attention_layernorm, residual=x)
         x = ops.norm(self.feed_forward(ops, x), self.post_feedforward_layernorm, residual=x)
         if given is not None:
             gate = ops.linear(x, self.per_layer_input_gate)
-            opened = by_torch(ops, _open, gate, given)
+            opened = open_inputs(ops, gate, given, self.number)
             added = ops.linear(opened, self.per_layer_projection)
             x = ops.norm(added, self.post_per_layer_input_norm, residual=x)
-        return by_torch(ops, self._scale, x)
+        return ops.scale(x, self.layer_scalar)
 
     def feed_forward(self, ops: Ops[X], x: X) -> X:
         return self.mlp.forward(ops, x, norm=self.pre_feedforward_layernorm)
-
-    def _scale(self, _: TorchOps, x: Tensor) -> Tensor:
-        return x * self.layer_scalar
 
 
 class SparseLayer(Gemma4Layer):
@@ -101,6 +102,7 @@ class SparseLayer(Gemma4Layer):
         assert config.moe_intermediate_size is not None  # a config's problem else
         networks = parts.experts(config.num_routed_experts, config.moe_intermediate_size)
         self.router = ScaledRouter(config)
+        self._routing_scale = config.hidden_size**-0.5
         self.experts = nn.ModuleList(networks)  # first, since paths are names in checkpoints
         self.mixture = Experts(self.router, networks, "gelu_tanh")
 
@@ -108,9 +110,6 @@ class SparseLayer(Gemma4Layer):
         dense = self.mlp.forward(ops, x, norm=self.pre_feedforward_layernorm)
         dense = ops.norm(dense, self.post_feedforward_layernorm_1)
         inputs = ops.norm(x, self.pre_feedforward_layernorm_2)
-        sparse = ops.experts(x, self.mixture, given=inputs)
+        routed = ops.scale(ops.norm(x, self.router.norm), self._routing_scale)
+        sparse = ops.experts(routed, self.mixture, given=inputs)
         return ops.norm(sparse, self.post_feedforward_layernorm_2, residual=dense)
-
-
-def _open(_: TorchOps, gate: Tensor, given: Tensor) -> Tensor:
-    return functional.gelu(gate, approximate="tanh") * given

@@ -1,18 +1,14 @@
 """Gemma 4's texts: the dense models (12B, 31B), the one with experts (26B-A4B), and the ones with
 embeddings for each layer and shared keys and values (E2B, E4B)."""
 
-from functools import partial
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
 
-from kernels.rms_norm import rms_norm
-from services.worker.backends.torch_lm import TorchOps
 from services.worker.gemma4.attention import OwnAttention, SharedAttention
-from services.worker.gemma4.by_torch import by_torch
 from services.worker.gemma4.config import FULL, Gemma4Config, UnifiedConfig
 from services.worker.gemma4.layers import Gemma4Layer, SparseLayer
+from services.worker.gemma4.operators import norm_parts
 from services.worker.layers.embedding import Embedding
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -58,12 +54,10 @@ class Gemma4ForCausalLM(DecoderLM):
         if self._inputs is None:
             return super().forward(ops, given)
         x = self.embed(ops, given)
-        rows = ops.embed(given, self._inputs.table)
-        inputs = by_torch(ops, self._join, rows, ops.linear(x, self._inputs.projection))
-        for number, layer in enumerate(self.model.layers):
+        inputs = self._join(ops, x, given, self._inputs)
+        for layer in self.model.layers:
             ops.enter(layer)
-            own = by_torch(ops, partial(_input_of, number), inputs)
-            x = layer.forward(ops, x, own)
+            x = layer.forward(ops, x, inputs)
         return x
 
     def _add_inputs(self) -> LayerInputs:
@@ -82,15 +76,12 @@ class Gemma4ForCausalLM(DecoderLM):
         trunk.per_layer_projection_norm = made.norm
         return made
 
-    def _join(self, _: TorchOps, rows: Tensor, projected: Tensor) -> Tensor:
-        """The numbers of a token's id, and of its embedding, each [T, layers · num_inputs] → [T,
-        layers, num_inputs]"""
-        assert self._inputs is not None
-        shape, norm = (-1, self.config.num_inputs), self._inputs.norm
-        of_states = (projected * self.config.hidden_size**-0.5).unflatten(1, shape)
-        of_ids = rows.unflatten(1, shape) * self._inputs.scale
-        joined: Tensor = (rms_norm(of_states, norm.weight, norm.eps) + of_ids) * 2**-0.5
-        return joined
+    def _join(self, ops: Ops[X], x: X, ids: X, inputs: LayerInputs) -> X:
+        """The numbers of tokens' ids, and of their embeddings x [T, hidden] → [T, layers ·
+        num_inputs]"""
+        of_ids = ops.scale(ops.embed(ids, inputs.table), inputs.scale)
+        of_states = ops.scale(ops.linear(x, inputs.projection), self.config.hidden_size**-0.5)
+        return ops.scale(norm_parts(ops, of_states, inputs.norm, of_ids), 2**-0.5)
 
     def _rotary(self, layer: int) -> RotaryEmbedding:
         config, trunk = self.config, self.model
@@ -127,7 +118,3 @@ class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
 
 class Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedForCausalLM):
     """The text part."""
-
-
-def _input_of(layer: int, _: TorchOps, inputs: Tensor) -> Tensor:
-    return inputs[:, layer]

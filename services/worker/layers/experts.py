@@ -27,6 +27,7 @@ class Router(Scores):
     """Gives a token's logit of each expert, by which ``routing`` chooses some.
 
     With a correction, it has numbers that are added to the experts' scores for the choice alone.
+    A subclass may have ``factors`` of the weights.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Router(Scores):
         self.num_experts, self.routing = num_experts, routing
         self.bias = self._numbers() if has_bias else None
         self.e_score_correction_bias = self._numbers() if has_correction else None
+        self.factors: nn.Parameter | None = None
 
     def choose(self, x: Tensor) -> Routed:
         logits = expert_logits(x, self.weight, self.bias)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from kernels.silu_mul import Act
 from services.worker.layers.columns import Columns
@@ -34,8 +34,8 @@ class Ops(ABC, Generic[X]):
         """ids [T] → [T, hidden]"""
 
     @abstractmethod
-    def scale(self, x: X, factor: float) -> X:
-        """x · factor; x must not be used again."""
+    def scale(self, x: X, factor: float | Tensor) -> X:
+        """x · factor, a number or a constant tensor [1]; x must not be used again."""
 
     @abstractmethod
     def add_input(self, x: X, number: int) -> X:

@@ -175,7 +175,7 @@ class MediaOps(TorchOps):
         self._marks = self._tokens.marks(ids)
         return embeddings if self._scales else self._tokens.with_features(embeddings)
 
-    def scale(self, x: Tensor, factor: float) -> Tensor:
+    def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
         """The first call is for embeddings."""
         scaled = super().scale(x, factor)
         if self._tokens is None or not self._scales:

@@ -452,10 +452,8 @@ def test_greedy_text_is_that_of_transformers(
 ) -> None:
     prompts = [*random_prompts(4), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(folder, kernels)
-    config = read_model_config(folder)
-    is_native = config.head_dim % LANES == 0 and not config.architectures[0].startswith("Gemma4")
-    runs_natively = kernels == "native" and is_native
-    assert isinstance(engine._model, NativeLM if runs_natively else TorchLM)
+    is_native = kernels == "native" and read_model_config(folder).head_dim % LANES == 0
+    assert isinstance(engine._model, NativeLM if is_native else TorchLM)
     texts = Driver(engine, chunk_sizes).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):
         assert_greedy(oracle, prompt, text)

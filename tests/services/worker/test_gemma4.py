@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,18 +16,25 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
+from kernels.cpu.library import load_library
+from kernels.cpu.packing import NativeLibrary
+from kernels.kv_codes import HIGHEST_CODE
+from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
+from services.worker.gemma4.config import Gemma4Config
 from services.worker.gemma4.model import Gemma4ForCausalLM
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.stage import Stage
 from services.worker.layers.weights import Quantized
+from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
 from services.worker.weights.load import build_model
 from services.worker.weights.online import ONLINE, Quantization
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
+from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,
@@ -40,6 +48,9 @@ from tests.services.worker.gemma4 import FULL, GEMMA4, SLIDING
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_families import assert_same_logits
 from tests.services.worker.test_gemma import long_prompts
+from tests.services.worker.test_native import VOCAB_SIZE as NATIVE_VOCAB_SIZE
+from tests.services.worker.test_native import furthest, make_model, run
+from tests.services.worker.test_native import random_prompts as native_prompts
 from tests.services.worker.test_quantized_models import with_values
 
 DENSE, SHARED = "gemma 4", "gemma 4, inputs of layers, shared keys and values"
@@ -76,6 +87,9 @@ def with_codes(oracle: PreTrainedModel, form: Quantization) -> Iterator[None]:
         (DENSE, "wint8", "torch"),
         (SHARED, "wint4", "torch"),
         (EXPERTS, "wint8", "torch"),
+        (DENSE, "wint8", "native"),
+        (SHARED, "wint4", "native"),
+        (EXPERTS, "wint4", "native"),
         (SHARED, "wint8", "device"),
         pytest.param(DENSE, "wint4", "device", marks=slow),
         pytest.param(EXPERTS, "wint4", "device", marks=slow),
@@ -129,6 +143,7 @@ def in_stacks(values: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tens
     return found
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -138,7 +153,9 @@ def in_stacks(values: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tens
         (WITH_IMAGES, "awq"),
     ],
 )
-def test_a_checkpoint_may_be_quantized(tmp_path: Path, name: str, layout: str) -> None:
+def test_a_checkpoint_may_be_quantized(
+    tmp_path: Path, name: str, layout: str, kernels: str
+) -> None:
     """Its experts are stored one by one."""
     save(tmp_path / "dense", name)
     (file,) = weight_files(tmp_path / "dense")
@@ -146,18 +163,22 @@ def test_a_checkpoint_may_be_quantized(tmp_path: Path, name: str, layout: str) -
     save_file(one_by_one(tensors), file)
     values = save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS[layout])
     oracle = with_values(tmp_path / "dense", in_stacks(values, tensors), tmp_path / "values")
-    engine = make_engine(tmp_path / "codes")
-    assert any(isinstance(each, Quantized) for each in engine._model.modules())
+    engine = make_engine(tmp_path / "codes", kernels)
+    if kernels == "native":
+        assert isinstance(engine._model, NativeLM)
+    else:
+        assert any(isinstance(each, Quantized) for each in engine._model.modules())
     prompts = random_prompts(6)
     texts = Driver(engine, [3, 7, 1, 5]).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):
         assert_greedy(oracle, prompt, text)
 
 
-def test_embeddings_of_layers_may_be_codes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_embeddings_of_layers_may_be_codes(tmp_path: Path, kernels: str) -> None:
     save(tmp_path, SHARED)
     oracle, prompts = oracle_of(tmp_path), random_prompts(4)
-    engine = make_engine(tmp_path, embedding_quantization="wint8")
+    engine = make_engine(tmp_path, kernels, embedding_quantization="wint8")
     texts = Driver(engine).run([Job(prompt) for prompt in prompts])
     for name, each in oracle.named_parameters():
         if "embed_tokens" in name:
@@ -166,11 +187,12 @@ def test_embeddings_of_layers_may_be_codes(tmp_path: Path) -> None:
         assert_greedy(oracle, prompt, text)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", [DENSE, SHARED, EXPERTS])
-def test_texts_are_the_same_alone_and_in_chunks(tmp_path: Path, name: str) -> None:
+def test_texts_are_the_same_alone_and_in_chunks(tmp_path: Path, name: str, kernels: str) -> None:
     save(tmp_path, name)
     oracle, prompts = oracle_of(tmp_path), long_prompts(4)
-    engine = make_engine(tmp_path)
+    engine = make_engine(tmp_path, kernels)
     crowd = [Driver(engine, [size]).run([Job(each) for each in prompts]) for size in (1, 7, 64)]
     alone = [Driver(engine, [64]).run([Job(each)])[0] for each in prompts]
     for texts in (*crowd, alone):
@@ -184,6 +206,9 @@ def test_texts_are_the_same_alone_and_in_chunks(tmp_path: Path, name: str) -> No
         (SHARED, "torch", "auto"),
         (DENSE, "device", "auto"),
         (SHARED, "device", "int8"),
+        (SHARED, "native", "int8"),
+        (DENSE, "native", "fp8"),
+        (EXPERTS, "native", "auto"),
         pytest.param(DENSE, "torch", "fp8", marks=slow),
         pytest.param(EXPERTS, "torch", "auto", marks=slow),
     ],
@@ -212,10 +237,13 @@ def test_shared_layers_have_no_cache(tmp_path: Path) -> None:
     assert entries == [(2, 2, 16), (2, 2, 32)]
 
 
-def test_published_sizes_of_heads(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_published_sizes_of_heads(tmp_path: Path, kernels: str) -> None:
+    """In two layers, since scores of large heads magnify rounding."""
     sizes = {"head_dim": 256, "global_head_dim": 512, "hidden_size": 96, "initializer_range": 0.1}
-    save(tmp_path, DENSE, **sizes)
-    assert_same_logits(tmp_path, oracle_of(tmp_path))
+    layers = {"num_hidden_layers": 2, "layer_types": [SLIDING, FULL]}
+    save(tmp_path, DENSE, **sizes, **layers)
+    assert_same_logits(tmp_path, oracle_of(tmp_path), kernels)
 
 
 def test_published_keys_of_sizes_are_read(tmp_path: Path) -> None:
@@ -278,13 +306,108 @@ def test_only_a_model_whose_layers_stand_alone_has_stages(tmp_path: Path, name: 
         [*model.remote_modules()]
 
 
-def test_native_code_refuses_it_with_the_reason(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"hidden_size_per_layer_input": 24}, "hidden_size_per_layer_input 24 is no multiple"),
+        ({"global_head_dim": 528}, "attention of layer 1: head_dim 528 is above 512"),
+        ({"global_head_dim": 40}, "attention of layer 1: head_dim 40 is no multiple of 16"),
+    ],
+)
+def test_native_code_refuses_other_sizes_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: dict[str, Any], reason: str
 ) -> None:
-    save(tmp_path, DENSE)
+    save(tmp_path, SHARED, **changes)
     with caplog.at_level(logging.INFO):
         assert isinstance(make_engine(tmp_path, "native")._model, TorchLM)
-    assert any("no native code: it lacks Gemma 4's operators" in each for each in caplog.messages)
+    assert any(f"no native code: {reason}" in each for each in caplog.messages)
+
+
+def model_of(config: Gemma4Config, dtype: torch.dtype) -> DecoderLM:
+    """Norms keep scores of attention as small as in other families."""
+    model = make_model(config, dtype)
+    for name, parameter in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.mul_(0.25)
+    return model
+
+
+def native_of(config: Gemma4Config, dtype: torch.dtype, variant: str) -> NativeLM:
+    library = NativeLibrary(load_library(variant), dtype, 2)
+    return NativeLM(model_of(config, dtype), 16, library)
+
+
+def config_of(name: str) -> Gemma4Config:
+    """Heads of 64 and 512, and an odd number of tiles in the feed-forward network."""
+    _, shape = GEMMA4[name]
+    known = {key: value for key, value in shape.items() if key != "initializer_range"}
+    return msgspec.convert(
+        {
+            **known,
+            "architectures": ["Gemma4ForCausalLM"],
+            "vocab_size": NATIVE_VOCAB_SIZE,
+            "vocab_size_per_layer_input": NATIVE_VOCAB_SIZE,
+            "hidden_size": 96,
+            "intermediate_size": 208,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "global_head_dim": 512,
+            "sliding_window": 50,
+            "max_position_embeddings": 1024,
+            "rms_norm_eps": 1e-5,
+        },
+        Gemma4Config,
+    )
+
+
+each_size = pytest.mark.parametrize("name", [DENSE, SHARED, EXPERTS])
+
+
+@each_variant
+@each_size
+def test_float32_logits_of_native_code_are_those_of_torch(name: str, variant: str) -> None:
+    config, prompts, dtype = config_of(name), native_prompts(1, 17, 130, 700), torch.float32
+    expected = run(TorchLM(model_of(config, dtype)), config, dtype, prompts, 300)
+    found = run(native_of(config, dtype, variant), config, dtype, prompts, 300)
+    assert all(logits.std() > 0.15 for logits in expected)
+    assert furthest(found, expected) < 1e-4
+
+
+@each_variant
+@each_size
+def test_bfloat16_logits_of_native_code_are_nearer_to_float32(name: str, variant: str) -> None:
+    config, prompts, dtype = config_of(name), native_prompts(1, 17, 130, 400), torch.bfloat16
+    exact = run(TorchLM(model_of(config, dtype).float()), config, torch.float32, prompts, 300)
+    torchs = run(TorchLM(model_of(config, dtype)), config, dtype, prompts, 300)
+    found = run(native_of(config, dtype, variant), config, dtype, prompts, 300)
+    assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
+
+
+@pytest.mark.parametrize("codes", [None, torch.int8, torch.uint8], ids=str)
+@each_variant
+@each_size
+def test_logits_are_the_same_bits_whatever_shares_a_step(
+    name: str, variant: str, codes: torch.dtype | None
+) -> None:
+    config, prompts, dtype = config_of(name), native_prompts(600, 35, 1, 9), torch.bfloat16
+    model = native_of(config, dtype, variant)
+    expected = run(model, config, dtype, prompts, 1000, codes=codes)
+    for chunk_size in (1, 7, 64):
+        found = run(model, config, dtype, prompts, chunk_size, codes=codes)
+        assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
+    (alone,) = run(model, config, dtype, prompts[:1], 13, codes=codes)
+    assert torch.equal(alone, expected[0])
+
+
+@pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
+@each_variant
+def test_quantized_caches_are_those_of_torch(variant: str, codes: torch.dtype) -> None:
+    config, prompts, dtype = config_of(SHARED), native_prompts(1, 17, 300), torch.float32
+    expected = run(TorchLM(model_of(config, dtype)), config, dtype, prompts, 90, codes=codes)
+    found = run(native_of(config, dtype, variant), config, dtype, prompts, 90, codes=codes)
+    assert furthest(found, expected, Tensor.mean) < 2e-4
+    assert furthest(found, expected) < 5e-3
 
 
 @pytest.mark.parametrize(
