@@ -6,370 +6,22 @@
 
 #include <type_traits>
 
+#include "groups.h"
 #include "pool.h"
-#include "simd.h"
-#include "tiles.h"
-
-// Register block: rows × tiles of accumulators, with the operands of one step.
-#if defined(__AVX512BF16__)
-constexpr int MAX_ROWS = 6, MAX_TILES = 4;
-#elif defined(__AVX512F__)
-constexpr int MAX_ROWS = 5, MAX_TILES = 4;
-#else
-constexpr int MAX_ROWS = 4, MAX_TILES = 1;
-#endif
+#include "unpack.h"
 
 // Rows per pass over the weights; their left operand stays in a core's cache.
 template <class T>
 constexpr int CHUNK_ROWS = USES_TILES<T> ? 256 : 128;
 
-// Up to FEW_ROWS rows are multiplied part by part of the tiles, PART_DEPTH elements of each column
-// at a time; with more rows, memory is seldom idle anyway.
-constexpr int FEW_ROWS = 64, PART_DEPTH = 128;
-
-INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
-
-// Packed tiles are zero-padded along k to a multiple of PACKED_DEPTH.
-constexpr int PACKED_DEPTH = 32;  // also in kernels/cpu/operators.py
-static_assert(PACKED_DEPTH % TILE_DEPTH == 0);
-
-// w [n, k] as contiguous tiles of sixteen output columns, step by step of k. The last tile is
-// zero-padded. W is the type of the rows, or int8_t: quantized values with a scale per column,
-// applied to the sums.
-template <class W>
-struct Packed {
-  typedef W Numbers;
-  typedef const W* Tile;
-
-  const W* tiles;
-  const float* bias;    // [n] or null
-  const float* scales;  // [n] or null
-  int n, k;
-  bool rounds;  // quantizes rows, see rounded.h
-
-  int num_tiles() const { return div_up(n, LANES); }
-  static size_t tile_size(int k) { return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH; }
-  // The tile from k = `from` on; equal for all rows.
-  Tile tile(int index, int from = 0, int /* row */ = 0) const {
-    return tiles + index * tile_size(k) + (size_t)from * LANES;
-  }
-
-  // Applies scale and bias to sixteen columns from `column` on; `num` of them exist.
-  f32x16 finish(int column, int num, f32x16 sums) const {
-    if (scales) sums = mul(sums, load_some(scales + column, num));
-    return bias ? add(sums, load_some(bias + column, num)) : sums;
-  }
-};
-
-// Quantized values of type C with a scale, and perhaps a zero point, for each group of a column:
-// out = Σ over groups of scale · (Σ a · q − zero · Σ a).
-template <class C>
-struct Grouped {};
-struct nibble {};  // a quantized value of four bits
-template <class C>
-constexpr int CODE_BITS = 8;
-template <>
-constexpr int CODE_BITS<nibble> = 4;
-
-// A packed tile and its groups from some k on, for rows from some row on.
-template <class C>
-struct GroupedTile {
-  const Packed<Grouped<C>>* w;
-  const uint8_t* codes;
-  const uint8_t* scales;  // of the first group
-  const float* sums;      // of the first row in each group, see Packed::row_sums
-
-  const C* at(int k) const { return (const C*)codes + (size_t)k * LANES; }
-};
-
-// Tiles are zero-padded like dense ones; scales and zero points are separate. k is a multiple of
-// 16, `group` a power of two from 16 to PART_DEPTH.
-template <class C>
-struct Packed<Grouped<C>> {
-  typedef Grouped<C> Numbers;
-  typedef GroupedTile<C> Tile;
-
-  const uint8_t* tiles;
-  const float* bias;       // [n] or null
-  const void* scales;      // [tiles][groups][LANES], then zero points of the same shape, if any
-  const CodeTable* table;  // of quantized values of four bits
-  int n, k, group, num_groups;
-  bool rounds;              // quantizes rows, see rounded.h
-  bool has_zeros, is_wide;  // is_wide: scales and zero points are float, not bf16
-  float* row_sums;          // [rows][groups]: Σ of a row's elements, if there are zero points
-
-  int num_tiles() const { return div_up(n, LANES); }
-  static size_t tile_bytes(int k) { return Packed<fp8>::tile_size(k) * CODE_BITS<C> / 8; }
-  size_t scale_bytes() const { return LANES * (is_wide ? sizeof(float) : sizeof(bf16)); }
-  // For a tile's columns in the group of k.
-  f32x16 scales_at(int index, int k) const {
-    return number((const uint8_t*)scales + group_at(index, k) * scale_bytes());
-  }
-  f32x16 zeros_at(int index, int k) const {
-    size_t at = (size_t)num_tiles() * num_groups + group_at(index, k);
-    return number((const uint8_t*)scales + at * scale_bytes());
-  }
-  size_t group_at(int index, int k) const {
-    return (size_t)index * num_groups + (k >> __builtin_ctz(group));
-  }
-  f32x16 number(const uint8_t* at) const {
-    return is_wide ? load((const float*)at) : load_wide((const bf16*)at);
-  }
-  Tile tile(int index, int from = 0, int row = 0) const {
-    const uint8_t* codes = tiles + index * tile_bytes(k) + (size_t)from * LANES * CODE_BITS<C> / 8;
-    int first = from >> __builtin_ctz(group);
-    const float* sums = has_zeros ? row_sums + (size_t)row * num_groups + first : nullptr;
-    return {this, codes, (const uint8_t*)scales + group_at(index, from) * scale_bytes(), sums};
-  }
-  f32x16 finish(int column, int num, f32x16 sums) const {
-    return bias ? add(sums, load_some(bias + column, num)) : sums;
-  }
-};
-
-template <class W>
-constexpr bool HAS_GROUPS = false;
-template <class C>
-constexpr bool HAS_GROUPS<Grouped<C>> = true;
+// Up to FEW_ROWS rows are multiplied part by part of the tiles; with more rows, memory is seldom
+// idle anyway.
+constexpr int FEW_ROWS = 64;
+constexpr int KEPT_BYTES = 1 << 14;  // of scaled values: half of a core's first cache
 
 // True if this build quantizes rows for weights of W, see rounded.h.
 template <class W>
 constexpr bool CAN_ROUND = false;
-
-template <int ROWS, int TILES>
-INLINE void clear(f32x16 sums[ROWS][TILES]) {
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) sums[r][t] = zero();
-}
-
-// sums[row][tile] += Σ over k elements of row · tile. FETCHES: prefetches the next part of the
-// tiles. STEP: distance from DEPTH elements of a row to the next DEPTH elements, in multiples of
-// DEPTH.
-template <class T, int ROWS, int TILES, bool FETCHES = false, int STEP = 1, class W>
-INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
-                     f32x16 sums[ROWS][TILES]) {
-  typedef Operands<T> Op;
-  for (int i = 0; i < k; i += DEPTH<T>) {
-    typename Op::Tile tile[TILES];
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-      tile[t] = Op::tile(tiles[t] + (size_t)i * LANES);
-      if (FETCHES) __builtin_prefetch(tiles[t] + (size_t)(i + PART_DEPTH) * LANES);
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < ROWS; r++) {
-      typename Op::Shared shared = Op::shared(rows + r * stride + (size_t)i * STEP);
-#pragma GCC unroll 4
-      for (int t = 0; t < TILES; t++) sums[r][t] = Op::dot(sums[r][t], tile[t], shared);
-    }
-  }
-}
-
-// The same for one group of quantized values, from `start` on. Each pass of rows widens them anew.
-template <class T, int ROWS, int TILES, class C>
-INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<C>* tiles, int start,
-                           int k, f32x16 sums[ROWS][TILES]) {
-  const C* at[TILES];
-#pragma GCC unroll 4
-  for (int t = 0; t < TILES; t++) at[t] = tiles[t].at(start);
-  multiply<T, ROWS, TILES>(rows + start, stride, at, k, sums);
-}
-template <class T, int ROWS, int TILES>
-INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<nibble>* tiles,
-                           int start, int k, f32x16 sums[ROWS][TILES]) {
-  typedef Operands<T> Op;
-  const CodeTable* table = tiles[0].w->table;
-  for (int i = start; i < start + k; i += CODES_DEPTH) {
-    Codes codes[TILES];
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-      const uint8_t* place = tiles[t].codes + i / CODES_DEPTH * CODES_BYTES;
-      codes[t] = Codes::load(place);
-    }
-#pragma GCC unroll 8
-    for (int step = 0; step < CODES_DEPTH; step += DEPTH<T>)
-#pragma GCC unroll 4
-      for (int t = 0; t < TILES; t++) {
-        typename Op::Tile tile = Op::tile(codes[t], step, table);
-#pragma GCC unroll 6
-        for (int r = 0; r < ROWS; r++)
-          sums[r][t] = Op::dot(sums[r][t], tile, Op::shared(rows + r * stride + i + step));
-      }
-  }
-}
-
-// The same for all groups.
-template <class T, int ROWS, int TILES, class C>
-INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, int k,
-                     f32x16 sums[ROWS][TILES]) {
-  const Packed<Grouped<C>>& w = *tiles[0].w;
-  const int size = w.group, num_groups = w.num_groups;
-  const bool is_wide = w.is_wide, has_zeros = w.has_zeros;
-  const size_t scale_bytes = w.scale_bytes(), to_zeros = w.num_tiles() * num_groups * scale_bytes;
-  auto number = [=](const uint8_t* at) {
-    return is_wide ? load((const float*)at) : load_wide((const bf16*)at);
-  };
-  size_t at = 0;
-  for (int start = 0, group = 0; start < k; start += size, group++, at += scale_bytes) {
-    f32x16 found[ROWS][TILES];
-    clear<ROWS, TILES>(found);
-    multiply_group<T, ROWS, TILES>(rows, stride, tiles, start, k - start < size ? k - start : size,
-                                   found);
-    if (has_zeros) {
-#pragma GCC unroll 4
-      for (int t = 0; t < TILES; t++) {
-        f32x16 zeros = sub(zero(), number(tiles[t].scales + to_zeros + at));
-#pragma GCC unroll 6
-        for (int r = 0; r < ROWS; r++) {
-          float sum = tiles[t].sums[(size_t)r * num_groups + group];
-          found[r][t] = fma(zeros, spread(sum), found[r][t]);
-        }
-      }
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-      f32x16 scales = number(tiles[t].scales + at);
-#pragma GCC unroll 6
-      for (int r = 0; r < ROWS; r++) sums[r][t] = fma(found[r][t], scales, sums[r][t]);
-    }
-  }
-}
-
-// Adds the sums of a group, `found` [LANES], to `sums` with the arithmetic of `multiply`.
-template <class C>
-INLINE void add_group(const GroupedTile<C>& tile, int row, int group, f32x16 scales, f32x16 zeros,
-                      f32x16 found, f32x16& sums) {
-  const Packed<Grouped<C>>& w = *tile.w;
-  if (w.has_zeros)
-    found = fma(sub(zero(), zeros), spread(tile.sums[(size_t)row * w.num_groups + group]), found);
-  sums = fma(found, scales, sums);
-}
-
-// A row in AMX's order of sums (tiles.h), from i to `end`: at most 32 elements.
-template <int TILES, class C>
-INLINE void add_pairs(const bf16* row, const GroupedTile<C>* tiles, int i, int end,
-                      PairSums sums[TILES]) {
-  for (; i < end; i += 2) {
-    Pair pair(row + i);
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++)
-      add_products(sums[t], Operands<bf16>::tile(tiles[t].at(i)), pair);
-  }
-}
-template <int TILES>
-INLINE void add_pairs(const bf16* row, const GroupedTile<nibble>* tiles, int i, int end,
-                      PairSums sums[TILES]) {
-  const CodeTable* table = tiles[0].w->table;
-  for (; i < end; i += CODES_DEPTH) {
-    Codes codes[TILES];
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++)
-      codes[t] = Codes::load(tiles[t].codes + i / CODES_DEPTH * CODES_BYTES);
-#pragma GCC unroll 4
-    for (int step = 0; step < CODES_DEPTH; step += 2) {
-      Pair pair(row + i + step);
-#pragma GCC unroll 4
-      for (int t = 0; t < TILES; t++)
-        add_products(sums[t], narrow_tile(codes[t], step, table), pair);
-    }
-  }
-}
-
-template <int TILES, class C>
-void multiply_row(const bf16* row, int k, const GroupedTile<C>* tiles, float* out) {
-  const Packed<Grouped<C>>& w = *tiles[0].w;
-  const size_t scale_bytes = w.scale_bytes();
-  const size_t to_zeros = (size_t)w.num_tiles() * w.num_groups * scale_bytes;
-  f32x16 sums[TILES];
-  for (int t = 0; t < TILES; t++) sums[t] = zero();
-  for (int start = 0, group = 0; start < k; start += w.group, group++) {
-    int end = start + w.group < k ? start + w.group : k;
-    f32x16 found[TILES];
-    for (int t = 0; t < TILES; t++) found[t] = zero();
-    for (int i = start; i < end; i += TILE_DEPTH) {
-      PairSums pairs[TILES];
-      for (int t = 0; t < TILES; t++) pairs[t] = {zero(), zero()};
-      add_pairs<TILES>(row, tiles, i, i + TILE_DEPTH < end ? i + TILE_DEPTH : end, pairs);
-      for (int t = 0; t < TILES; t++) found[t] = add(found[t], add(pairs[t].even, pairs[t].odd));
-    }
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) {
-      const uint8_t* scales = tiles[t].scales + group * scale_bytes;
-      f32x16 zeros = w.has_zeros ? w.number(scales + to_zeros) : zero();
-      add_group(tiles[t], 0, group, w.number(scales), zeros, found[t], sums[t]);
-    }
-  }
-  for (int t = 0; t < TILES; t++) store(out + t * LANES, sums[t]);
-}
-
-// A packed tile's quantized values, k of each column, as pairs of bf16.
-template <class C>
-void widen_codes(const GroupedTile<C>& tile, int k, bf16* out) {
-  widen_codes(tile.at(0), k, out);
-}
-inline void widen_codes(const GroupedTile<nibble>& tile, int k, bf16* out) {
-  for (int i = 0; i < k; i += CODES_DEPTH) {
-    Codes codes = Codes::load(tile.codes + i / CODES_DEPTH * CODES_BYTES);
-#pragma GCC unroll 4
-    for (int step = 0; step < CODES_DEPTH; step += 2)
-      store_pairs(out + (i + step) * LANES, codes, step, tile.w->table);
-  }
-}
-
-template <int ROWS, int TILES>
-INLINE void load_sums(f32x16 sums[ROWS][TILES], const float* from, size_t stride) {
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) sums[r][t] = load(from + r * stride + t * LANES);
-}
-
-// Tiles are adjacent in `out`.
-template <int ROWS, int TILES>
-INLINE void store_sums(const f32x16 sums[ROWS][TILES], float* out, size_t stride) {
-#pragma GCC unroll 6
-  for (int r = 0; r < ROWS; r++)
-#pragma GCC unroll 4
-    for (int t = 0; t < TILES; t++) store(out + r * stride + t * LANES, sums[r][t]);
-}
-
-template <int N>
-struct Size {
-  static constexpr int value = N;
-};
-
-// Calls f(Size<num_rows>, Size<num_tiles>), where 1 ≤ num_rows ≤ MAX_ROWS, 1 ≤ num_tiles ≤
-// MAX_TILES.
-template <int ROWS, class F>
-INLINE void with_tiles(int num_tiles, F f) {
-  if constexpr (MAX_TILES >= 4) {
-    if (num_tiles == 4) return f(Size<ROWS>(), Size<4>());
-    if (num_tiles == 3) return f(Size<ROWS>(), Size<3>());
-    if (num_tiles == 2) return f(Size<ROWS>(), Size<2>());
-  }
-  f(Size<ROWS>(), Size<1>());
-}
-
-template <class F>
-INLINE void with_sizes(int num_rows, int num_tiles, F f) {
-  if constexpr (MAX_ROWS >= 6) {
-    if (num_rows == 6) return with_tiles<6>(num_tiles, f);
-  }
-  if constexpr (MAX_ROWS >= 5) {
-    if (num_rows == 5) return with_tiles<5>(num_tiles, f);
-  }
-  switch (num_rows) {
-    case 4:
-      return with_tiles<4>(num_tiles, f);
-    case 3:
-      return with_tiles<3>(num_tiles, f);
-    case 2:
-      return with_tiles<2>(num_tiles, f);
-    default:
-      return with_tiles<1>(num_tiles, f);
-  }
-}
 
 // out [num_rows, out_stride] = Σ over k elements of row · tile, added to `out` unless this part is
 // the `first` of a sum.
@@ -383,13 +35,45 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
       clear<ROWS, TILES>(sums);
     else
       load_sums<ROWS, TILES>(sums, out, out_stride);
-    if constexpr (std::is_pointer<Tile>::value)
-      if (fetches) {
-        multiply<T, ROWS, TILES, true>(rows, stride, tiles, k, sums);
-        return store_sums<ROWS, TILES>(sums, out, out_stride);
-      }
-    multiply<T, ROWS, TILES>(rows, stride, tiles, k, sums);
+    if constexpr (!std::is_pointer<Tile>::value)
+      multiply_groups<ROWS, TILES>(rows, stride, tiles, k, sums);
+    else if (fetches)
+      multiply<T, ROWS, TILES, true>(rows, stride, tiles, k, sums);
+    else
+      multiply<T, ROWS, TILES>(rows, stride, tiles, k, sums);
     store_sums<ROWS, TILES>(sums, out, out_stride);
+  });
+}
+
+// The same for scaled values of `num_tiles` tiles of w from `tile` on, over `depth` k from `from`
+// on. `values` receives them, [num_tiles, depth, LANES], unless it is null.
+template <class T, bool HAS_ZEROS, class W>
+void decode_block(int num_rows, const float* rows, const Packed<W>& w, int tile, int num_tiles,
+                  int from, int depth, float* out, size_t out_stride, float* values) {
+  with_sizes(num_rows, num_tiles, [&](auto num_rows, auto num_tiles) {
+    constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
+    if constexpr (TILES <= decoded_tiles(ROWS)) {
+      f32x16 sums[ROWS][TILES];
+      if (from == 0)
+        clear<ROWS, TILES>(sums);
+      else
+        load_sums<ROWS, TILES>(sums, out, out_stride);
+      const size_t stride = w.k;
+      auto add = [&](int t, int k, f32x16 scaled) __attribute__((always_inline)) {
+#pragma GCC unroll 6
+        for (int r = 0; r < ROWS; r++)
+          sums[r][t] = fma(scaled, spread(rows[r * stride + k]), sums[r][t]);
+      };
+      auto keep_and_add = [&](int t, int k, f32x16 scaled) __attribute__((always_inline)) {
+        store(values + (size_t)(t * depth + k - from) * LANES, scaled);
+        add(t, k, scaled);
+      };
+      if (ROWS > MAX_ROWS / 2 && values)  // several passes have more rows than half
+        each_scaled<T, TILES, HAS_ZEROS>(w, tile, from, depth, keep_and_add);
+      else
+        each_scaled<T, TILES, HAS_ZEROS>(w, tile, from, depth, add);
+      store_sums<ROWS, TILES>(sums, out, out_stride);
+    }
   });
 }
 
@@ -408,8 +92,7 @@ struct Items {
   // `unit` tiles stay in one item; items are small enough for all threads to share `total` tiles.
   Items(int num_rows, int num_tiles, int chunk_rows, int unit, int total)
       : num_rows(num_rows), num_tiles(num_tiles), chunk_rows(chunk_rows) {
-    int widest = unit > MAX_TILES ? unit : MAX_TILES;
-    for (group = widest; group > unit && total / group < 4 * pool_size();) group /= 2;
+    for (group = MOST_TILES; group > unit && total / group < 4 * pool_size();) group /= 2;
   }
   int num_groups() const { return div_up(num_tiles, group); }
   int num() const { return num_groups() * div_up(num_rows, chunk_rows); }
@@ -435,6 +118,12 @@ void run_items(P product, int unit) {
 template <class T, class W, class Out>
 struct Product {
   typedef typename Packed<W>::Tile Tile;
+  typedef Factor<T> Number;
+  static constexpr bool IS_DENSE = std::is_same<T, W>::value;
+  static constexpr bool IS_WIDE = std::is_same<Number, float>::value;
+  static constexpr bool WIDENS = IS_WIDE && !std::is_same<T, float>::value;
+  static constexpr bool DECODES = IS_WIDE && !IS_DENSE;  // to scaled values in float32
+  static constexpr bool SUMS_GROUPS = HAS_GROUPS<W> && !IS_WIDE;
 
   const T* rows;
   int num_rows;
@@ -442,6 +131,7 @@ struct Product {
   Out out;
   Items items = {};
   TileRows packed = {};
+  Number* wide = nullptr;  // [num_rows, w.k], if this build WIDENS rows
 
   // True if sums have AMX's order. AMX takes 32 elements of k at a time, so groups of 16 cannot use
   // it.
@@ -450,20 +140,22 @@ struct Product {
     return USES_TILES<T>;
   }
 
-  // Memory for the rows packed for AMX and for row sums, prepared in `num_parts` parts.
+  // Memory for rows packed for AMX, row sums, and wide rows, prepared in `num_parts` parts.
   size_t packed_room() const {
     if (!uses_tiles() || num_rows == 1) return 0;
     return (size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * TileRows::depth(w.k) * sizeof(bf16);
   }
   size_t room() const {
     size_t room = packed_room();
-    if constexpr (HAS_GROUPS<W>)
+    if constexpr (SUMS_GROUPS)
       if (w.has_zeros) room += (size_t)num_rows * w.num_groups * sizeof(float);
+    if (WIDENS) room += (size_t)num_rows * w.k * sizeof(Number);
     return room;
   }
   void take_room(uint8_t* memory) {
     packed = {(bf16*)memory, num_rows, w.k};
-    if constexpr (HAS_GROUPS<W>) w.row_sums = (float*)(memory + packed_room());
+    wide = (Number*)memory;
+    if constexpr (SUMS_GROUPS) w.row_sums = (float*)(memory + packed_room());
   }
   int num_parts() const {
     if (!room()) return 0;
@@ -472,7 +164,9 @@ struct Product {
   void prepare(int part) const {
     if constexpr (USES_TILES<T>)
       if (packed_room()) packed.pack(rows, part * TILE_ROWS);
-    if constexpr (HAS_GROUPS<W>) {
+    if constexpr (WIDENS)
+      for (size_t i = (size_t)part * w.k, end = i + w.k; i < end; i++) wide[i] = widen(rows[i]);
+    if constexpr (SUMS_GROUPS) {
       int each = packed_room() ? TILE_ROWS : 1, end = (part + 1) * each;
       for (int row = part * each; w.has_zeros && row < end && row < num_rows; row++) sum_row(row);
     }
@@ -487,40 +181,107 @@ struct Product {
     auto [start, end, tile, num_tiles] = items.part(item);
     if constexpr (USES_TILES<T>)
       if (uses_tiles()) return multiply_tiles(start, end, tile, num_tiles);
-    if (end - start > MIN_PASSES * MAX_ROWS && end - start <= FEW_ROWS)
-      multiply_few_rows(start, end - start, tile, num_tiles);
-    else
-      for (int row = start; row < end;) {
-        int num = div_up(end - row, div_up(end - row, MAX_ROWS));  // equal passes
-        block(row, num, tile, num_tiles);
-        row += num;
-      }
+    multiply_rows(start, end - start, tile, num_tiles);
   }
 
-  // More passes than this take turns at parts of the tiles; fewer passes over dense weights wait
-  // for memory anyway.
-  static constexpr int MIN_PASSES = std::is_same<T, W>::value ? 2 : 1;
+  // A range of rows times a range of tiles, over a part of k.
+  struct Part {
+    int start, num_rows, tile, num_tiles, from, depth;
+  };
 
-  // Runs all passes over one part of the tiles, then over the next part, which all passes but the
-  // first prefetch. Storing sums between parts does not round them.
-  void multiply_few_rows(int start, int num_rows, int tile, int num_tiles) {
-    alignas(64) float sums[FEW_ROWS][4 * LANES];
-    Tile tiles[4];
-    for (int from = 0; from < w.k; from += PART_DEPTH) {
-      int depth = w.k - from < PART_DEPTH ? w.k - from : PART_DEPTH;
-      for (int row = 0; row < num_rows;) {
-        int num = div_up(num_rows - row, div_up(num_rows - row, MAX_ROWS));
-        for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t, from, start + row);
-        const T* left = rows + (size_t)(start + row) * w.k + from;
-        for (int t = 0; t < num_tiles; t += MAX_TILES) {
-          int num_now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
-          multiply_block<T>(num, num_now, left, w.k, tiles + t, depth, sums[row] + t * LANES,
-                            4 * LANES, from == 0, row > 0);
-        }
-        row += num;
+  // All passes of rows run over one part of the tiles, then over the next part; quantized values
+  // are decoded once for all passes. Storing sums between parts does not round them.
+  void multiply_rows(int start, int num_rows, int tile, int num_tiles) {
+    alignas(64) float sums[CHUNK_ROWS<T>][MOST_TILES * LANES];
+    int at_once = tiles_at_once(num_rows), depth = part_depth(num_rows, at_once);
+    for (int from = 0; from < w.k; from += depth)
+      for (int t = 0; t < num_tiles; t += at_once) {
+        int now = num_tiles - t < at_once ? num_tiles - t : at_once;
+        Part part = {start, num_rows, tile + t, now, from, w.k - from < depth ? w.k - from : depth};
+        multiply_part(part, sums[0] + t * LANES);
       }
-    }
     for (int r = 0; r < num_rows; r++) out(start + r, tile, num_tiles, sums[r]);
+  }
+
+  static int next_pass(int num_left) { return div_up(num_left, div_up(num_left, MAX_ROWS)); }
+
+  // True if quantized values are kept for several passes.
+  static bool keeps(int num_rows) { return !IS_DENSE && num_rows > MAX_ROWS; }
+
+  static int tiles_at_once(int num_rows) {
+    int pass = next_pass(num_rows);
+    return DECODES ? decoded_tiles(pass) : most_tiles(pass);
+  }
+
+  // Fewer than three passes over dense weights wait for memory anyway.
+  int part_depth(int num_rows, int at_once) const {
+    if (IS_DENSE) return num_rows <= 2 * MAX_ROWS || num_rows > FEW_ROWS ? w.k : PART_DEPTH;
+    if (!keeps(num_rows)) return w.k;
+    return DECODES ? KEPT_BYTES / (at_once * LANES * (int)sizeof(float)) : PART_DEPTH;
+  }
+
+  void multiply_part(const Part& part, float* sums) {
+    if constexpr (DECODES) {
+      decode_part(part, sums);
+    } else {
+      if constexpr (!IS_DENSE)
+        if (keeps(part.num_rows)) return unpack_part(part, sums);
+      bool fetches = part.num_rows <= FEW_ROWS && (part.num_tiles == 1 || part.depth < w.k);
+      run_passes(part, 0, sums, fetches,
+                 [&](int t, int row) { return w.tile(part.tile + t, part.from, row); });
+    }
+  }
+
+  // The first pass scales quantized values and keeps them for the others.
+  void decode_part(const Part& part, float* sums) {
+    alignas(64) float values[KEPT_BYTES / sizeof(float)];
+    int num = next_pass(part.num_rows);
+    auto decode = [&](auto has_zeros) {
+      decode_block<T, has_zeros.value>(num, left_of(part.start), w, part.tile, part.num_tiles,
+                                       part.from, part.depth, sums, MOST_TILES * LANES,
+                                       keeps(part.num_rows) ? values : nullptr);
+    };
+    if constexpr (HAS_GROUPS<W>)
+      w.has_zeros ? decode(std::true_type()) : decode(std::false_type());
+    else
+      decode(std::false_type());
+    run_passes(part, num, sums, false,
+               [&](int t, int) { return (const float*)values + t * part.depth * LANES; });
+  }
+
+  void unpack_part(const Part& part, float* sums) {
+    alignas(64) bf16 values[MOST_TILES * PART_DEPTH * LANES];
+    for (int t = 0; t < part.num_tiles; t++)
+      unpack(w, part.tile + t, part.from, part.depth, values + t * part.depth * LANES);
+    run_passes(part, 0, sums, false, [&](int t, int row) {
+      const bf16* own = values + t * part.depth * LANES;
+      if constexpr (HAS_GROUPS<W>)
+        return UnpackedTile<CodeOf<W>>{w.tile(part.tile + t, part.from, row), own};
+      else
+        return own;
+    });
+  }
+
+  const Number* left_of(int row) const {
+    if constexpr (WIDENS)
+      return wide + (size_t)row * w.k;
+    else
+      return rows + (size_t)row * w.k;
+  }
+
+  // Passes of rows from `first` on. tile_of(t, row): a tile of the part, for rows from `row` on.
+  // All passes but the first prefetch the next part if it `fetches`.
+  template <class F>
+  void run_passes(const Part& part, int first, float* sums, bool fetches, F tile_of) {
+    for (int r = first; r < part.num_rows;) {
+      int num = next_pass(part.num_rows - r), row = part.start + r;
+      decltype(tile_of(0, 0)) tiles[MOST_TILES];
+      for (int t = 0; t < part.num_tiles; t++) tiles[t] = tile_of(t, row);
+      multiply_block<Number>(num, part.num_tiles, left_of(row) + part.from, w.k, tiles, part.depth,
+                             sums + r * MOST_TILES * LANES, MOST_TILES * LANES, part.from == 0,
+                             fetches && r > 0);
+      r += num;
+    }
   }
 
   // Sums a row's elements group by group: the factors of zero points.
@@ -535,10 +296,10 @@ struct Product {
   }
 
   void multiply_tiles(int start, int end, int tile, int num_tiles) {
-    alignas(64) float sums[2 * TILE_ROWS][4 * LANES];
+    alignas(64) float sums[2 * TILE_ROWS][MOST_TILES * LANES];
     if (num_rows == 1) return multiply_one_row(tile, num_tiles, sums[0]);
     const bf16* tiles[4];
-    for (int t = 0; t < num_tiles; t++) tiles[t] = as_bf16(w.tile(tile + t), t);
+    for (int t = 0; t < num_tiles; t++) tiles[t] = as_bf16(tile + t, t);
     TileProduct product;
     for (int row = start; row < end;) {
       int num = multiply_packed(product, row, tile, num_tiles, tiles, sums[0]);
@@ -582,34 +343,22 @@ struct Product {
     for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t);
     {
       FlushedToZero flushed;
-      for (int t = 0; t < num_tiles; t += MAX_TILES)
-        with_tiles<1>(num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES, [=](auto, auto num) {
-          multiply_row<num.value>(rows, w.k, tiles + t, sums + t * LANES);
-        });
+      with_tiles<1>(num_tiles,
+                    [=](auto, auto num) { multiply_row<num.value>(rows, w.k, tiles, sums); });
     }
     out(0, tile, num_tiles, sums);
   }
 
   // A packed tile in bf16; `index` is its number within the item.
-  const bf16* as_bf16(const bf16* tile, int) { return tile; }
-  template <class C>
-  const bf16* as_bf16(const C& tile, int index) {
-    size_t size = Packed<bf16>::tile_size(w.k);
-    bf16* wide = widened.of(4 * size) + index * size;
-    widen_codes(tile, (int)(size / LANES), wide);
-    return wide;
-  }
-
-  void block(int row, int num, int tile, int num_tiles) {
-    alignas(64) float sums[MAX_ROWS][4 * LANES];
-    Tile tiles[4];
-    for (int t = 0; t < num_tiles; t++) tiles[t] = w.tile(tile + t, 0, row);
-    const T* left = rows + (size_t)row * w.k;
-    for (int t = 0; t < num_tiles; t += MAX_TILES) {
-      int num_now = num_tiles - t < MAX_TILES ? num_tiles - t : MAX_TILES;
-      multiply_block<T>(num, num_now, left, w.k, tiles + t, w.k, sums[0] + t * LANES, 4 * LANES);
+  const bf16* as_bf16(int tile, int index) {
+    if constexpr (IS_DENSE) {
+      return w.tile(tile);
+    } else {
+      size_t size = Packed<bf16>::tile_size(w.k);
+      bf16* values = widened.of(4 * size) + index * size;
+      unpack(w, tile, 0, (int)(size / LANES), values);
+      return values;
     }
-    for (int r = 0; r < num; r++) out(row + r, tile, num_tiles, sums[r]);
   }
 };
 

@@ -97,21 +97,12 @@ INLINE void round_row(const T* from, int k, int row, const RoundedRows& x) {
   }
 }
 
-template <class W>
-struct CodeOf {
-  typedef W Type;
-};
-template <class C>
-struct CodeOf<Grouped<C>> {
-  typedef C Type;
-};
-
 // out [ROWS, TILES · LANES] += rows from `row` on · tiles from `tile` on, over the groups first …
 // last − 1.
 template <int ROWS, int TILES, class W>
 INLINE void multiply_rounded(const RoundedRows x, int row, const Packed<W> w, int tile, int first,
                              int last, float* __restrict out, size_t stride) {
-  typedef typename CodeOf<W>::Type C;
+  typedef CodeOf<W> C;
   typedef Unsigned<C> Op;
   const size_t tile_bytes = Packed<int8_t>::tile_size(w.k) * CODE_BITS<C> / 8;
   const uint8_t* tiles = (const uint8_t*)w.tiles + tile * tile_bytes;
@@ -183,7 +174,7 @@ void rounded_block(int num_rows, int num_tiles, const RoundedRows& x, int row, c
 // rows [num_rows, w.k], quantized, times w: see Product.
 template <class T, class W, class Out>
 struct RoundedProduct {
-  typedef typename CodeOf<W>::Type C;
+  typedef CodeOf<W> C;
 
   const T* rows;
   int num_rows;

@@ -215,19 +215,39 @@ struct fp8 {
   uint8_t bits;
 };
 
-// Sixteen values / 256 as FP16: a shift of the bits, also for subnormals. NaN reads as ± 480.
-INLINE __m256i halves_of(const fp8* p) {
-  __m256i upper = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
-  return _mm256_and_si256(_mm256_srai_epi16(upper, 1), _mm256_set1_epi16((short)0xBFFF));
-}
+// Sixteen values / 256, by way of FP16: a shift of the bits, also for subnormals. NaN reads as
+// ± 480.
+INLINE f32x16 load_small(const fp8* p) {
+  __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+  __m256i halves = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16((short)0xBFFF));
 #ifdef __AVX512F__
-INLINE f32x16 load_wide(const fp8* p) { return mul(_mm512_cvtph_ps(halves_of(p)), spread(256.0f)); }
+  return _mm512_cvtph_ps(halves);
 #else
-INLINE f32x16 load_wide(const fp8* p) {
-  __m256i halves = halves_of(p);
-  f32x16 wide = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
-                 _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
-  return mul(wide, spread(256.0f));
+  return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+          _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+#endif
+}
+INLINE f32x16 load_wide(const fp8* p) { return mul(load_small(p), spread(256.0f)); }
+
+// Pairs of bf16 → the first or the second of each.
+#ifdef __AVX512F__
+INLINE f32x16 first_of_pairs(f32x16 pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+INLINE f32x16 second_of_pairs(f32x16 pairs) {
+  __m512i upper = _mm512_set1_epi32((int)0xFFFF0000);
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs), upper));
+}
+#else
+INLINE __m256 first_of_pairs(__m256 pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+INLINE f32x16 first_of_pairs(f32x16 pairs) {
+  return {first_of_pairs(pairs.low), first_of_pairs(pairs.high)};
+}
+INLINE f32x16 second_of_pairs(f32x16 pairs) {
+  const __m256 upper = _mm256_castsi256_ps(_mm256_set1_epi32((int)0xFFFF0000));
+  return {_mm256_and_ps(pairs.low, upper), _mm256_and_ps(pairs.high, upper)};
 }
 #endif
 
@@ -305,10 +325,38 @@ struct Codes {
     return {wide_half(codes.low, k, table), wide_half(codes.high, k, table)};
   }
 };
+
+// The lower and the upper bytes of a narrow table, which shuffles look up.
+struct ByteTable {
+  __m256i lower, upper;
+
+  INLINE ByteTable of(const CodeTable* table) {
+    __m128i first = _mm_load_si128((const __m128i*)table->narrow);
+    __m128i last = _mm_load_si128((const __m128i*)(table->narrow + 8));
+    const __m128i byte = _mm_set1_epi16(255);
+    __m128i lower = _mm_packus_epi16(_mm_and_si128(first, byte), _mm_and_si128(last, byte));
+    __m128i upper = _mm_packus_epi16(_mm_srli_epi16(first, 8), _mm_srli_epi16(last, 8));
+    return {_mm256_broadcastsi128_si256(lower), _mm256_broadcastsi128_si256(upper)};
+  }
+  // Values of eight columns at k and k + 1, for each even k, as pairs of bf16.
+  INLINE void look_up(const ByteTable& bytes, __m256i words, __m256 pairs[CODES_DEPTH / 2]) {
+    const __m256i odd = _mm256_set1_epi16((short)0xFF00);
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+      __m256i index =
+          _mm256_and_si256(i ? _mm256_srli_epi16(words, 4) : words, _mm256_set1_epi8(15));
+      __m256i lower = _mm256_shuffle_epi8(bytes.lower, index);
+      __m256i upper = _mm256_shuffle_epi8(bytes.upper, index);
+      pairs[i] = _mm256_castsi256_ps(_mm256_blendv_epi8(lower, _mm256_slli_epi16(upper, 8), odd));
+      pairs[i + 2] =
+          _mm256_castsi256_ps(_mm256_blendv_epi8(_mm256_srli_epi16(lower, 8), upper, odd));
+    }
+  }
+};
 #endif
 
 // Values of all columns for k and k + 1, k even, as pairs of bf16.
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 INLINE __m512i code_pairs(Codes codes, int k, const CodeTable* table) {
   __m512i found = _mm512_srl_epi16(codes.words, _mm_cvtsi32_si128(2 * k));
   return _mm512_permutexvar_epi16(found, _mm512_load_si512(table->narrow));
@@ -322,42 +370,34 @@ INLINE void store_pairs(bf16* to, Codes codes, int k, const CodeTable* table) {
 }
 #endif
 
-// Elements along k per step of a GEMM, as held by 32 bits. A tile has sixteen columns; one step of
-// it is `LANES · DEPTH` elements, column by column.
+// Elements in 32 bits of a tile: along k, of one of its sixteen columns.
 template <class T>
 constexpr int DEPTH = 4 / sizeof(T);
 
-// Operands of one step: a tile's own, and `DEPTH` elements of a row that all columns share.
-// Quantized tiles are not in pairs but [k][LANES].
-template <class T>
+// Operands of one step of a GEMM, STEP_DEPTH elements along k: a tile's own, and those of a row of
+// T that all columns share. A step has PARTS parts, so that only one part's operands take
+// registers.
+template <class T, class W = T>
 struct Operands;
 
 template <>
 struct Operands<float> {
+  static constexpr int STEP_DEPTH = 1, PARTS = 1;
   typedef f32x16 Tile;
   typedef f32x16 Shared;
-  INLINE Tile tile(const float* p) { return load(p); }
-  INLINE Tile tile(const int8_t* p) { return load_wide(p); }
-  INLINE Tile tile(const fp8* p) { return load_wide(p); }
-  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
-    return Codes::wide(codes, k, table);
-  }
-  INLINE Shared shared(const float* p) { return spread(*p); }
+  INLINE Tile tile(const float* p, int /* part */) { return load(p); }
+  INLINE Shared shared(const float* p, int /* part */) { return spread(*p); }
   INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) { return fma(tile, shared, sum); }
 };
 
+#ifdef __AVX512BF16__
 template <>
 struct Operands<bf16> {
-#if defined(__AVX512BF16__)
+  static constexpr int STEP_DEPTH = 2, PARTS = 1;
   typedef __m512bh Tile;
   typedef __m512bh Shared;
-  INLINE Tile tile(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
-  INLINE Tile tile(const int8_t* p) { return (__m512bh)widen_pairs(p); }
-  INLINE Tile tile(const fp8* p) { return (__m512bh)widen_pairs(p); }
-  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
-    return (__m512bh)code_pairs(codes, k, table);
-  }
-  INLINE Shared shared(const bf16* p) {
+  INLINE Tile tile(const bf16* p, int /* part */) { return (__m512bh)_mm512_loadu_si512(p); }
+  INLINE Shared shared(const bf16* p, int /* part */) {
     int pair;
     memcpy(&pair, p, 4);
     return (__m512bh)_mm512_set1_epi32(pair);
@@ -365,37 +405,30 @@ struct Operands<bf16> {
   INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) {
     return _mm512_dpbf16_ps(sum, tile, shared);
   }
-#else
-  struct Pair {
-    f32x16 even, odd;
-  };
-  typedef Pair Tile;
-  typedef Pair Shared;
-  INLINE Shared shared(const bf16* p) { return {spread(widen(p[0])), spread(widen(p[1]))}; }
-  INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) {
-    return fma(tile.odd, shared.odd, fma(tile.even, shared.even, sum));
-  }
-  INLINE Tile tile(const int8_t* p) { return {load_wide(p), load_wide(p + LANES)}; }
-  INLINE Tile tile(const fp8* p) { return {load_wide(p), load_wide(p + LANES)}; }
-  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
-    return {Codes::wide(codes, k, table), Codes::wide(codes, k + 1, table)};
-  }
-#if defined(__AVX512F__)
-  INLINE Tile tile(const bf16* p) {
-    __m512i pairs = _mm512_loadu_si512(p);
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)),
-            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF0000)))};
-  }
-#else
-  INLINE Tile tile(const bf16* p) {
-    const __m256i upper = _mm256_set1_epi32(0xFFFF0000);
-    __m256i low = _mm256_loadu_si256((const __m256i*)p);
-    __m256i high = _mm256_loadu_si256((const __m256i*)(p + LANES));
-    return {{_mm256_castsi256_ps(_mm256_slli_epi32(low, 16)),
-             _mm256_castsi256_ps(_mm256_slli_epi32(high, 16))},
-            {_mm256_castsi256_ps(_mm256_and_si256(low, upper)),
-             _mm256_castsi256_ps(_mm256_and_si256(high, upper))}};
-  }
-#endif
-#endif
 };
+#else
+// The first or the second of each pair.
+INLINE f32x16 half_of_pairs(const bf16* p, int part) {
+  f32x16 pairs = load((const float*)p);
+  return part ? second_of_pairs(pairs) : first_of_pairs(pairs);
+}
+
+// Rows in float32: bf16 ones that were widened before.
+template <>
+struct Operands<float, bf16> : Operands<float> {
+  static constexpr int STEP_DEPTH = 2, PARTS = 2;
+  INLINE Tile tile(const bf16* p, int part) { return half_of_pairs(p, part); }
+  INLINE Shared shared(const float* p, int part) { return spread(p[part]); }
+};
+
+template <>
+struct Operands<bf16> : Operands<float> {
+  static constexpr int STEP_DEPTH = 2, PARTS = 2;
+  INLINE Tile tile(const bf16* p, int part) { return half_of_pairs(p, part); }
+  INLINE Shared shared(const bf16* p, int part) {
+    float pair;
+    memcpy(&pair, p, 4);
+    return part ? second_of_pairs(spread(pair)) : first_of_pairs(spread(pair));
+  }
+};
+#endif

@@ -129,35 +129,68 @@ struct PairSums {
   f32x16 even, odd;
 };
 
+// Operands for two elements along k, as one instruction multiplies them; quantized tiles are not in
+// pairs but [k][LANES].
+#ifdef __AVX512BF16__
+struct PairOperands : Operands<bf16> {
+  INLINE Tile tile(const bf16* p) { return Operands<bf16>::tile(p, 0); }
+  template <class C>
+  INLINE Tile tile(const C* p) {
+    return (__m512bh)widen_pairs(p);
+  }
+  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
+    return (__m512bh)code_pairs(codes, k, table);
+  }
+  INLINE Shared shared(const bf16* p) { return Operands<bf16>::shared(p, 0); }
+};
+#else
+struct PairOperands {
+  struct Tile {
+    f32x16 even, odd;
+  };
+  typedef Tile Shared;
+  INLINE Tile tile(const bf16* p) { return {half_of_pairs(p, 0), half_of_pairs(p, 1)}; }
+  template <class C>
+  INLINE Tile tile(const C* p) {
+    return {load_wide(p), load_wide(p + LANES)};
+  }
+  INLINE Tile tile(Codes codes, int k, const CodeTable* table) {
+    bf16 pairs[2 * LANES];
+    store_pairs(pairs, codes, k, table);
+    return tile(pairs);
+  }
+  INLINE Shared shared(const bf16* p) { return {spread(widen(p[0])), spread(widen(p[1]))}; }
+  INLINE f32x16 dot(f32x16 sum, Tile tile, Shared shared) {
+    return fma(tile.odd, shared.odd, fma(tile.even, shared.even, sum));
+  }
+};
+#endif
+
+template <class C>
+struct Operands<bf16, C> : PairOperands {
+  static constexpr int STEP_DEPTH = 2, PARTS = 1;
+  INLINE Tile tile(const C* p, int /* part */) { return PairOperands::tile(p); }
+  INLINE Shared shared(const bf16* p, int /* part */) { return PairOperands::shared(p); }
+};
+
 // Two elements of a row, each with zero in the other's place.
 struct Pair {
-  Operands<bf16>::Shared even, odd;
+  PairOperands::Shared even, odd;
   float wide_even, wide_odd;
 
   explicit Pair(const bf16* row) : wide_even(widen(row[0])), wide_odd(widen(row[1])) {
     bf16 first[2] = {row[0], {0}}, second[2] = {{0}, row[1]};
-    even = Operands<bf16>::shared(first);
-    odd = Operands<bf16>::shared(second);
+    even = PairOperands::shared(first);
+    odd = PairOperands::shared(second);
   }
 };
 
-// Values of all columns for k and k + 1, k even, rounded to bf16 as for AMX.
-INLINE Operands<bf16>::Tile narrow_tile(Codes codes, int k, const CodeTable* table) {
-#ifdef __AVX512BF16__
-  return Operands<bf16>::tile(codes, k, table);
-#else
-  bf16 pairs[2 * LANES];
-  store_pairs(pairs, codes, k, table);
-  return Operands<bf16>::tile(pairs);
-#endif
-}
-
-INLINE void add_products(PairSums& sums, Operands<bf16>::Tile tile, const Pair& row) {
-  sums.even = Operands<bf16>::dot(sums.even, tile, row.even);
-  sums.odd = Operands<bf16>::dot(sums.odd, tile, row.odd);
+INLINE void add_products(PairSums& sums, PairOperands::Tile tile, const Pair& row) {
+  sums.even = PairOperands::dot(sums.even, tile, row.even);
+  sums.odd = PairOperands::dot(sums.odd, tile, row.odd);
 }
 INLINE void add_products(PairSums& sums, const bf16* column, const Pair& row) {
-  add_products(sums, Operands<bf16>::tile(column), row);
+  add_products(sums, PairOperands::tile(column), row);
 }
 INLINE void add_products(PairSums& sums, const int8_t* column, const Pair& row) {
   sums.even = fma(load_wide(column), spread(row.wide_even), sums.even);
@@ -321,9 +354,3 @@ struct Scratch {
 };
 
 inline thread_local Scratch<bf16> widened;  // quantized tiles of an item, in bf16
-
-// Quantized values of sixteen columns, k of each → pairs of bf16.
-template <class C>
-INLINE void widen_codes(const C* codes, int k, bf16* out) {
-  for (int i = 0; i < k * LANES; i += 2 * LANES) store_pairs(out + i, codes + i);
-}
