@@ -38,7 +38,7 @@ class Compiler:
 
     def __init__(self, model: DecoderLM, library: NativeLibrary) -> None:
         self._library = library
-        self._columns = _with_embeddings(model)
+        self._table, self._columns = model.model.embed_tokens, _with_embeddings(model)
         self._packed: dict[nn.Module, PackedMatrix] = {}
         self._halves: dict[nn.Module, tuple[PackedMatrix, PackedMatrix]] = {}
         self._norms: dict[nn.Module, Tensor] = {}
@@ -121,7 +121,7 @@ class Compiler:
         """The embedding's rows, or the packed matrix with the rows as its columns."""
         if embedding is None:
             return None, None
-        if self._columns is None:
+        if self._columns is None or embedding is not self._table:
             return embedding.weight.values.data, None
         if self._columns not in self._packed and self._columns is not embedding:
             del embedding.weight  # the head has it
