@@ -88,7 +88,16 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"layers"},
         {"models", "repetition", "step"},
         {
-            *("backends", "expert_loads", "gemma4", "gguf", "hybrids", "indexed", "paddle"),
+            *(
+                "backends",
+                "eagle",
+                "expert_loads",
+                "gemma4",
+                "gguf",
+                "hybrids",
+                "indexed",
+                "paddle",
+            ),
             "speculation",
             "weights",
         },

@@ -12,42 +12,47 @@ from shared.wire.messages import MAX_SPECULATIVE_TOKENS
 log = logging.getLogger(__name__)
 
 FOREIGN_METHODS = {
-    *("dflash", "draft_model", "dspark", "eagle", "eagle3", "extract_hidden_states", "medusa"),
+    *("dflash", "draft_model", "dspark", "eagle", "extract_hidden_states", "medusa"),
     *("mlp_speculator", "suffix"),
 }
 FOREIGN_KEYS = {
     *("attention_backend", "draft_sample_method", "draft_tensor_parallel_size", "enforce_eager"),
-    *("max_model_len", "model", "moe_backend", "quantization", "rejection_sample_method"),
+    *("max_model_len", "moe_backend", "quantization", "rejection_sample_method"),
     *("revision", "benchmark_mode", "num_model_steps"),
 }
 """Keys of draft models or of kernels."""
 
 
 class SpeculativeConfig(BaseModel):
-    """A worker's drafting; keys are vLLM's, ``adaptive`` and ``draft_vocab_…``."""
+    """A worker's drafting; keys are vLLM's, ``adaptive`` and ``draft_vocab_…``. ``model`` is the
+    folder or name of an EAGLE-3 head."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    method: Literal["mtp", "ngram", "none"] | None = None
+    method: Literal["mtp", "eagle3", "ngram", "none"] | None = None
     num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_SPECULATIVE_TOKENS)
     adaptive: bool = True
     prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
     prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
     draft_vocab_size: int | None = Field(default=None, ge=1)
     draft_vocab_file: str | None = Field(default=None, min_length=1)
+    model: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="before")
     @classmethod
     def _read_foreign(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """vLLM, SGLang and FastDeploy name MTP heads by family. A draft model does not change the
-        output, so it is ignored."""
-        method = given.get("method")
+        """vLLM, SGLang and FastDeploy name MTP heads by family. A draft model of another kind than
+        EAGLE-3, which vLLM knows by its name too, does not change the output, so it is ignored."""
+        method, model = given.get("method"), given.get("model")
+        if method is None and "eagle3" in str(model).lower():
+            method = "eagle3"
         if isinstance(method, str) and method.endswith("_mtp"):
             method = "mtp"
         if method in FOREIGN_METHODS or (method is None and "model" in given):
-            log.warning("speculative-config has no effect: draft models are not supported")
+            log.warning("speculative-config has no effect: of draft models only eagle3 works")
             return {"method": "none"}
-        ours = {key: each for key, each in given.items() if key not in FOREIGN_KEYS}
+        others = FOREIGN_KEYS if method == "eagle3" else {*FOREIGN_KEYS, "model"}
+        ours = {key: each for key, each in given.items() if key not in others}
         return ours | {"method": method} if method else ours
 
     @model_validator(mode="after")
@@ -59,8 +64,14 @@ class SpeculativeConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check_draft_vocab(self) -> Self:
-        if self.method in ("ngram", "none") and self.limits_vocab:
+        if self.method not in ("mtp", None) and self.limits_vocab:
             raise ValueError(f"draft_vocab_… is for method mtp; method is {self.method}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_model(self) -> Self:
+        if self.method == "eagle3" and self.model is None:
+            raise ValueError("model: method eagle3 needs the folder or name of its draft model")
         return self
 
     def __str__(self) -> str:

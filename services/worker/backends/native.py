@@ -21,7 +21,7 @@ from services.worker.layers.ops import NotSupported
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.weights import Dense, Quantized
 from services.worker.models import CausalLM, DraftLogits
-from services.worker.models.decoder import DecoderLM, MtpHead
+from services.worker.models.decoder import DecoderLM
 
 # Of AttentionSpec and LatentSpec.
 KNOWN_OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "index_topk"}
@@ -48,6 +48,7 @@ class NativeLM(CausalLM):
             raise NotSupported(f"block_size {block_size} is no multiple of {LANES}")
         check_model(model, KNOWN_OPTIONS, KNOWN_FORMS)
         self._has_head = model.lm_head is not None
+        self._size = model.config.hidden_size
         self._joined = partial(model.parallel.join, total=model.config.vocab_size)
         recordings = _Recordings(model, make_recorder)
         compiler = Compiler(model, library)
@@ -55,7 +56,9 @@ class NativeLM(CausalLM):
         self._logits = compiler.compile(recordings.logits)
         self._parts = [compiler.compile(each) for each in recordings.parts]
         if recordings.head is not None:
-            self.draft_head = _NativeDraftHead(recordings.head, compiler, model.parallel)
+            self.draft_head = _NativeDraftHead(
+                recordings.head, compiler, model.parallel, model.drafting_size
+            )
         for tensor in compiler.tensors:  # so that they are counted as the model's
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
@@ -68,7 +71,7 @@ class NativeLM(CausalLM):
         return self._parts[0].run([input_ids])
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = self._logits.run([hidden])
+        logits = self._logits.run([hidden[:, : self._size].contiguous()])
         return self._joined(logits) if self._has_head else logits
 
     def decoder(self, eos_ids: np.ndarray) -> NativeDecoder:
@@ -96,7 +99,7 @@ class _Recordings:
                 make=make,
             )
             self.parts = [record(names, [1], model.embed), of_layers]
-        self.head = _HeadRecordings(names, size, model.mtp_head) if model.mtp_head else None
+        self.head = _HeadRecordings(names, size, model) if model.mtp_head else None
         self._check_uses(names)
 
     def _check_uses(self, names: dict[nn.Module, str]) -> None:
@@ -111,8 +114,10 @@ class _Recordings:
 
 
 class _HeadRecordings:
-    def __init__(self, names: dict[nn.Module, str], size: int, head: MtpHead) -> None:
-        self.first_state: Recording = record(names, [size], head.first_state)
+    def __init__(self, names: dict[nn.Module, str], size: int, model: DecoderLM) -> None:
+        head = model.mtp_head
+        assert head is not None
+        self.first_state: Recording = record(names, [model.drafting_size], head.first_state)
         self.forward: Recording = record(names, [size, 1], head.forward)
         self.logits: Recording = record(names, [size], head.logits)
         self.lm_head: LMHead = head.lm_head
@@ -124,7 +129,9 @@ class _NativeDraftHead:
         recordings: _HeadRecordings,
         compiler: Compiler,
         parallel: Parallel,
+        size: int,
     ) -> None:
+        self._size = size
         first_state = recordings.first_state
         is_same = not first_state.instructions  # the trunk's states are taken as they are
         self._first_state = None if is_same else compiler.compile(first_state)
@@ -134,7 +141,8 @@ class _NativeDraftHead:
         self._joined = partial(parallel.join, total=self._lm_head.vocab.total)
 
     def first_state(self, hidden: Tensor) -> Tensor:
-        return hidden if self._first_state is None else self._first_state.run([hidden])
+        states = hidden[:, -self._size :].contiguous()
+        return states if self._first_state is None else self._first_state.run([states])
 
     def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
         return _run(self._forward, [state, input_ids], positions)

@@ -144,6 +144,13 @@ class Recorder(Ops[Value]):
         self._add(Kind.ADD, Value(number, 0), out, size)
         return out
 
+    def copy(self, x: Value) -> Value:
+        size = self.registers[x.register].size
+        self.check(x, size, "the input of a copy")
+        out = self._new(size, is_wide=True)
+        self._add(Kind.JOIN, x, out, size, second=x.register)
+        return out
+
     def join(self, x: Value, y: Value) -> Value:
         size, more = (self.registers[each.register].size for each in (x, y))
         self.check(x, size, "the first part")

@@ -98,6 +98,9 @@ class TorchOps(Ops[Tensor]):
     def add_input(self, x: Tensor, number: int) -> Tensor:
         return x.add_(self._inputs[number]) if number < len(self._inputs) else x
 
+    def copy(self, x: Tensor) -> Tensor:
+        return x.clone()
+
     def join(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([x, y], 1)
 
@@ -325,10 +328,11 @@ class TorchLM(TorchCausalLM):
         self.model, self.known = model, known
         self.offloaded = model.offloaded
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
+        self.state_size = model.state_size
         self._trunk_ops = partial(ops, parallel=model.parallel)
         self._ops = partial(TorchOps, parallel=model.parallel)
         if model.mtp_head is not None:
-            self.draft_head = _TorchDraftHead(model.mtp_head, self._ops)
+            self.draft_head = _TorchDraftHead(model.mtp_head, self._ops, model.drafting_size)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         with one_by_one(self.offloaded is not None):
@@ -342,20 +346,22 @@ class TorchLM(TorchCausalLM):
         return self.model.embed(self._ops(), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        states = hidden.float() if self.model.lm_head is None else hidden
+        states = hidden[:, : self.hidden_size].contiguous()
+        states = states.float() if self.model.lm_head is None else states
         return self.model.logits(self._ops(out=out), states)
 
 
 class _TorchDraftHead:
-    def __init__(self, head: MtpHead, ops: Callable[..., TorchOps]) -> None:
+    def __init__(self, head: MtpHead, ops: Callable[..., TorchOps], size: int) -> None:
         self._head = head
         self._ops = ops
+        self._size = size
 
     def first_state(self, hidden: Tensor) -> Tensor:
-        return self._head.first_state(self._ops(), hidden)
+        return self._head.first_state(self._ops(), hidden[:, -self._size :].contiguous())
 
     def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return self._head.forward(self._ops(positions), state, input_ids)
+        return self._head.forward(self._ops(positions, inputs=(state,)), state, input_ids)
 
     def logits(self, out: Tensor) -> DraftLogits:
         logits = self._head.logits(self._ops(), out)

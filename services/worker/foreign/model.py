@@ -68,6 +68,7 @@ class TransformersLM(TorchCausalLM):
         nn.Module.__init__(self)
         product = _replace_head(model)
         self.vocab_size, self.hidden_size = product.weight.shape
+        self.state_size = self.hidden_size
         self.base = text_trunk(model)
         setattr(model, model.base_model_prefix, _GivenStates())
         self.head = model

@@ -42,6 +42,10 @@ class Ops(ABC, Generic[X]):
         """x + this input of the pass, if it has as many inputs; x must not be used again."""
 
     @abstractmethod
+    def copy(self, x: X) -> X:
+        """x, which later operators may change"""
+
+    @abstractmethod
     def join(self, x: X, y: X) -> X:
         """[T, n] and [T, m] → [T, n + m]"""
 

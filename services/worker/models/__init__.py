@@ -25,7 +25,7 @@ class DraftHead(Protocol):
     """
 
     def first_state(self, hidden: Tensor) -> Tensor:
-        """The trunk's hidden states [T, hidden] → the states of the first pairs."""
+        """The trunk's output [T, size] → the states [T, hidden] of the first pairs."""
 
     def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
         """state [T, hidden] of tokens at ``positions`` [T], input_ids [T] of the next tokens →
@@ -48,8 +48,9 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T], [T] → hidden states [T, hidden]. The ``num_embeddings`` [n, T, hidden] of a model
-        may be given in place of ids, and are used up."""
+        """[T], [T] → hidden states [T, hidden], and after them the inputs of tapped layers. The
+        ``num_embeddings`` [n, T, hidden] of a model may be given in place of ids, and are used
+        up."""
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """[T] → embeddings [T, hidden], if the model has ``num_embeddings``."""
@@ -62,15 +63,16 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32; for a model that
+        """``forward``'s output for S of the tokens → [S, vocab_size] float32; for a model that
         pools, the states after the last norm, [S, hidden] float32."""
 
 
 class TorchCausalLM(CausalLM):
     """A model that torch's operators compute, or kernels that are launched as these are: on GPUs
-    too."""
+    too. ``state_size``: the numbers that ``forward`` gives of a token."""
 
     hidden_size: int
+    state_size: int
     vocab_size: int
 
     @abstractmethod

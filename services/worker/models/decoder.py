@@ -4,8 +4,9 @@ A family defines the parts of its layers. Modules are named as in its checkpoint
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import ClassVar
 
 import torch
@@ -65,8 +66,11 @@ class RemoteLayer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Gives hidden states [T, hidden], before the last norm. ``local_rotary`` serves layers
-    with a window, if they have their own."""
+    """Gives hidden states [T, hidden], before the last norm, and after them, for drafts, the inputs
+    of ``tapped`` layers: [T, hidden] each. ``local_rotary`` serves layers with a window, if they
+    have their own."""
+
+    tapped: Collection[int] = ()
 
     def __init__(self, config: ModelConfig, vocab: Shard, is_interleaved: bool) -> None:
         super().__init__()
@@ -80,10 +84,13 @@ class Trunk(nn.Module):
 
     def forward(self, ops: Ops[X], x: X) -> X:
         """[T, hidden], the embeddings or the states of the stage before → hidden states"""
-        for layer in self.layers:
+        inputs = []
+        for number, layer in enumerate(self.layers):
             ops.enter(layer)
+            if number in self.tapped:
+                inputs.append(ops.copy(x))
             x = layer.forward(ops, x)
-        return x
+        return reduce(ops.join, inputs, x)
 
 
 def _rotary(config: ModelConfig, rope: Rope, is_interleaved: bool) -> RotaryEmbedding:
@@ -101,8 +108,8 @@ class MtpHead(ABC):
     lm_head: LMHead
 
     def first_state(self, ops: Ops[X], hidden: X) -> X:
-        """The trunk's hidden states [T, hidden], as the head takes them: by default as they are,
-        before the last norm."""
+        """The trunk's hidden states [T, hidden], or the inputs of its tapped layers, as the head
+        takes them: by default as they are, before the last norm."""
         return hidden
 
     @abstractmethod
@@ -209,6 +216,16 @@ class DecoderLM(nn.Module, ABC):
                         f"pipeline-parallel-size: of {stage.num} stages, number {number} would have"
                         f" the layers {own[0]} to {own[-1]}, none with {what}; each needs one"
                     )
+
+    @property
+    def state_size(self) -> int:
+        """The numbers that ``forward`` gives of a token."""
+        return self.config.hidden_size * (1 + len(self.model.tapped))
+
+    @property
+    def drafting_size(self) -> int:
+        """The last of these, which an MTP head takes."""
+        return self.config.hidden_size * (len(self.model.tapped) or 1)
 
     @property
     def is_interleaved(self) -> bool:

@@ -17,11 +17,16 @@ from shared.wire.messages import Capacity
 log = logging.getLogger(__name__)
 
 DEFAULT_DRAFTS = 3
-DRAFTERS = {"mtp": "by the model's MTP head", "ngram": "by prompt lookup"}
+DRAFTERS = {
+    "mtp": "by the model's MTP head",
+    "eagle3": "by an EAGLE-3 head",
+    "ngram": "by prompt lookup",
+}
 
 
 class Speculation(NamedTuple):
-    """Up to ``num_drafts`` per sequence and step, fewer if it ``adapts`` and they do not pay."""
+    """Up to ``num_drafts`` per sequence and step, fewer if it ``adapts`` and they do not pay. An
+    EAGLE-3 head is the model's MTP head."""
 
     method: Literal["mtp", "ngram", "none"]
     num_drafts: int
@@ -43,7 +48,7 @@ def choose_speculation(wanted: SpeculativeConfig, has_head: bool) -> Speculation
     num_drafts = wanted.num_speculative_tokens or DEFAULT_DRAFTS
     depth = "adaptive, up to" if wanted.adaptive else "always"
     log.info("drafts: %s, %s %d a step", DRAFTERS[method], depth, num_drafts)
-    return Speculation(method, num_drafts, wanted.adaptive)
+    return Speculation("mtp" if method == "eagle3" else method, num_drafts, wanted.adaptive)
 
 
 def make_drafter(

@@ -22,7 +22,7 @@ from services.worker.speculation.choose import choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.additions import addition_modules, make_additions
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.implementations import implementation
+from services.worker.startup.implementations import implementation, open_drafts
 from services.worker.startup.loaded_model import LoadedModel, capacity_of
 from services.worker.startup.model_shape import (
     ParameterCount,
@@ -97,13 +97,15 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     if (head := model.lm_head) is not None and forms.head != forms.embedding:
         head.weight = Dense(head.outputs, head.inputs, dtype, META)  # no more the embeddings'
     parameters = count_parameters(model)
+    if info.pooling is None and (drafts := open_drafts(settings, model.config)):
+        drafts.add_to(model, dtype, META, lambda *_: None)
     limit_drafts(settings.speculative_config, model)
     computed = TorchLM(model, HOST)
     speculation = choose_speculation(settings.speculative_config, computed.draft_head is not None)
     codes = CACHE_CODES[choose_cache_dtype(settings.kv_cache_dtype, model.config)]
-    drafts = speculation.method == "mtp"
-    place_layers(model, capacity_of(settings, info, device, speculation), drafts=drafts)
-    shape = shape_of(model, dtype, drafts=drafts, codes=codes)
+    has_drafts = speculation.method == "mtp"
+    place_layers(model, capacity_of(settings, info, device, speculation), drafts=has_drafts)
+    shape = shape_of(model, dtype, drafts=has_drafts, codes=codes)
     loaded = LoadedModel(
         *(settings, folder, info, shape, computed, TorchSampler(), device, dtype, speculation),
         *(np.empty(0, np.int64), Memory(0, 0), None),

@@ -1,7 +1,7 @@
 """Optional modules of a worker: implementations of models besides our own, by their names in
 ``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
-engines besides the host's, guides of outputs, loads of experts, and the start of ranks
-(``ranks.py``)."""
+draft models, by their methods, engines besides the host's, guides of outputs, loads of experts, and
+the start of ranks (``ranks.py``)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +12,21 @@ from typing import Protocol, cast
 import torch
 from prometheus_client.registry import Collector
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.model_shape import ModelShape
+from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity
 
 MODULES = {
     "encoders": "services.worker.encoders.load",
     "transformers": "services.worker.foreign.backend",
+}
+DRAFT_MODELS: dict[str, str] = {
+    "eagle3": "services.worker.eagle.load",
 }
 ENGINES: dict[str, str] = {
     "device": "services.worker.engine.device.engine",
@@ -59,6 +65,30 @@ class Implementation(Protocol):
 
     def can_serve(self, folder: Path, max_model_len: int) -> bool:
         """Judges by shapes: no weight is read or made."""
+
+
+class DraftModel(Protocol):
+    """A model in a folder of its own that drafts for another. It is open, and nothing is read."""
+
+    def add_to(
+        self, model: DecoderLM, dtype: torch.dtype, device: torch.device, progress: Progress
+    ) -> None:
+        """Makes it the MTP head of ``model``, which is loaded; on the device ``meta`` nothing is
+        read. Raises ConfigError."""
+
+
+def open_drafts(settings: WorkerConfig, config: ModelConfig | None) -> DraftModel | None:
+    """The draft model of the settings for the model of ``config``, which is None if transformers
+    computes it. Raises ConfigError if they do not match."""
+    wanted = settings.speculative_config
+    if wanted.model is None:
+        return None
+    module = DRAFT_MODELS.get(str(wanted.method))
+    if module is None:
+        raise ConfigError(
+            f"speculative-config: method {wanted.method} is not a part of this installation"
+        )
+    return cast(DraftModel, import_module(module).open_drafts(settings, config))
 
 
 def implementation(name: str) -> Implementation | None:

@@ -39,7 +39,7 @@ from services.worker.startup.additions import (
     operators_of,
 )
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.implementations import GUIDES, count_loads
+from services.worker.startup.implementations import GUIDES, count_loads, open_drafts
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import (
     ModelShape,
@@ -212,6 +212,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     if others is not None:
         others.check_split(settings, config)
     dtype = choose_dtype(settings.dtype, device)
+    drafts = None if pools else open_drafts(settings, config)
     added = list(addition_modules(settings))
     for module in added:
         module.check(settings, device, pools=pools, is_ours=config is not None)
@@ -231,6 +232,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             model, shape = load_theirs(settings, folder, dtype, device, capacity)
         else:
             model = load_ours(settings, folder, config, dtype, device, progress, pools, parallel)
+            if drafts is not None:
+                drafts.add_to(model, dtype, device, progress)
             has_head = model.mtp_head is not None or model.has_head_elsewhere
             speculation = _speculation(settings, pools, has_head)
             capacity = capacity_of(settings, model_info, device, speculation)
@@ -249,8 +252,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     return_freed_memory()
     if isinstance(model, DecoderLM):
         codes = CACHE_CODES[settings.kv_cache_dtype]
-        drafts = speculation.method == "mtp" and not model.has_head_elsewhere
-        shape = shape_of(model, dtype, drafts=drafts, codes=codes)
+        has_drafts = speculation.method == "mtp" and not model.has_head_elsewhere
+        shape = shape_of(model, dtype, drafts=has_drafts, codes=codes)
     return LoadedModel(
         settings=settings,
         folder=folder,

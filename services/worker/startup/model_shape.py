@@ -62,7 +62,9 @@ def shape_of(
     config = model.config
     layers = model.cached_layers()
     mixing = max(each.numbers_per_token for each in [*layers, *model.state_layers()])
-    always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
+    kept = 7 if drafts else 3
+    kept += 4 * len(model.model.tapped)  # their copies, joined one after the other
+    always = kept * config.hidden_size + 2 * config.head_dim
     mixtures = [_mixture_numbers(each) for each in model.modules() if isinstance(each, Experts)]
     networks = [
         each.down_proj.inputs for each in model.modules() if isinstance(each, GatedProducts)

@@ -54,7 +54,7 @@ def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) ->
     except ConfigError as error:
         own = settings.quantization, settings.lm_head_quantization, settings.embedding_quantization
         for_our_own = set(own) != {"none"} or settings.cpu_offload_gb or pools
-        if for_our_own or settings.speculative_config.method == "mtp":
+        if for_our_own or settings.speculative_config.method in ("mtp", "eagle3"):
             raise
         transformers = implementation("transformers")
         if transformers is None or not transformers.can_serve(folder, max_len):

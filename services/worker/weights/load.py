@@ -7,6 +7,7 @@ read weights that are already quantized.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -120,14 +121,21 @@ def build_model(
 ) -> DecoderLM:
     """The model of ``config`` with uninitialized parameters, and no memory for the weights of
     linear layers, because these may become codes."""
+    with laid_out(dtype, device):
+        model = find_model(config.architectures)(config, parallel)
+    if pools:
+        model.drop_heads()
+    return model
+
+
+@contextmanager
+def laid_out(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
+    """Modules that are made within it have parameters of this type there."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with device:
-            model = find_model(config.architectures)(config, parallel)
-        if pools:
-            model.drop_heads()
-        return model
+            yield
     finally:
         torch.set_default_dtype(default)
 

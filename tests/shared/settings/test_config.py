@@ -306,7 +306,12 @@ def test_a_switch_that_is_on_is_turned_off_by_its_no():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"method": "eagel"}', "method: Input should be 'mtp', 'ngram' or 'none'"),
+        ('{"method": "eagel"}', "method: Input should be 'mtp', 'eagle3', 'ngram'"),
+        (
+            '{"method": "eagle3"}',
+            "model: method eagle3 needs the folder or name of its draft model",
+        ),
+        ('{"method": "eagle3", "model": "a", "draft_vocab_size": 9}', "is for method mtp; method"),
         ('{"num_speculative_tokens": 17}', "num_speculative_tokens: Input should be less than"),
         ('{"num_speculative_tokens": true}', "num_speculative_tokens: Input should be a valid int"),
         ('{"prompt_lookup_min": 5, "prompt_lookup_max": 4}', "prompt_lookup_min 5 is above"),

@@ -64,7 +64,7 @@ class TrunkGraphs:
         self._segments = segments
         self._max_rows, self._max_keys = max_rows, max_keys
         max_tokens = max((shape.num_tokens for shape in wanted), default=0)
-        size = max_tokens, segments.model.hidden_size
+        size = max_tokens, segments.model.state_size
         dtype, device = segments.kv_cache.dtype, segments.kv_cache.device
         self._hidden = torch.empty(size, dtype=dtype, device=device)  # steps run one at a time
         self._trunks: dict[TrunkShape, RecordedTrunk] = {}

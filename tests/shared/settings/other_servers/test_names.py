@@ -91,10 +91,20 @@ def test_an_mtp_head_has_the_name_of_its_family(method: str):
     assert (found.method, found.num_speculative_tokens) == ("mtp", 1)
 
 
-def test_a_model_is_served_without_its_draft_model(caplog):
-    given = json.dumps({"method": "eagle3", "num_speculative_tokens": 1, "model": "a/b"})
+@pytest.mark.parametrize("method", [{"method": "eagle"}, {}])
+def test_a_model_is_served_without_its_draft_model(caplog, method: dict[str, str]):
+    given = json.dumps({**method, "num_speculative_tokens": 1, "model": "a/b"})
     assert settings_of("--speculative-config", given)["speculative_config"].method == "none"
-    assert caplog.messages == ["speculative-config has no effect: draft models are not supported"]
+    assert caplog.messages == [
+        "speculative-config has no effect: of draft models only eagle3 works"
+    ]
+
+
+@pytest.mark.parametrize("method", [{"method": "eagle3"}, {}])
+def test_a_draft_model_of_eagle3_is_known_by_its_method_or_its_name(method: dict[str, str]):
+    given = json.dumps({**method, "model": "a/Model-EAGLE3", "draft_tensor_parallel_size": 1})
+    found = settings_of("--speculative-config", given)["speculative_config"]
+    assert (found.method, found.model) == ("eagle3", "a/Model-EAGLE3")
 
 
 def test_a_file_follows_the_same_rule(tmp_path: Path, caplog):
