@@ -7,6 +7,7 @@ search``).
 
 import gc
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,9 +55,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Imported objects are permanent: garbage collections, one of them in each graph capture, skip
-    them."""
+    them. torch has one thread: tiny GEMMs are faster with it, and other processes need the cores.
+    """
     gc.collect()
     gc.freeze()
+    if "torch" in sys.modules:  # the import takes a second, which most files do not need
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_unconfigure() -> None:

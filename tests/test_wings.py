@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from importlib.abc import MetaPathFinder, SourceLoader
 from importlib.machinery import ModuleSpec
@@ -327,14 +328,18 @@ def test_the_core_imports_no_wing_and_no_wing_another() -> None:
 
 
 def test_only_tests_of_a_wing_import_it() -> None:
+    users = {
+        (*map(stem_of, (*wing.folders, *wing.tests)),): (*wing.tests, *TOGETHER)
+        for wing in WINGS.values()
+    }
     found = [
         f"{place} imports {name}"
         for path in ROOT.glob("tests/**/*.py")
         for place in [str(path.relative_to(ROOT))]
         for name in imports_of(path)
-        for wing in WINGS.values()
-        if name.replace(".", "/").startswith((*map(stem_of, (*wing.folders, *wing.tests)),))
-        and not place.startswith((*wing.tests, *TOGETHER))
+        for module in [name.replace(".", "/")]
+        for own, places in users.items()
+        if module.startswith(own) and not place.startswith(places)
     ]
     assert not found, "\n".join(found)
 
@@ -343,6 +348,7 @@ def stem_of(test: str) -> str:
     return f"{test.removesuffix('.py')}/"
 
 
+@cache
 def wing_of(path: str) -> str | None:
     parents = [str(each) for each in Path(path).parents]
     return next((name for name, wing in WINGS.items() if {*wing.folders} & {*parents}), None)
@@ -357,9 +363,9 @@ def test_the_core_stays_small() -> None:
 
 @pytest.fixture(scope="module")
 def forks() -> BaseContext:
-    """Processes that have torch already, and nothing of ours."""
+    """Processes with large libraries, and nothing of ours."""
     context = get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
+    context.set_forkserver_preload(["aiohttp.web", "pydantic_settings", "torch"])
     return context
 
 

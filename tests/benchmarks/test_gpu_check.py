@@ -28,16 +28,6 @@ from services.worker.machine.hardware import compute_exactly
 from services.worker.models.registry import read_model_config
 from services.worker.weights.load import build_model
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny GEMMs are faster with one thread, and other processes need the cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
-
-
 # Included in an image with PyTorch and transformers.
 IMAGE_MODULES = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub"),

@@ -4,6 +4,7 @@ A new value is a line in ``DIMENSIONS`` and one in ``scenario.py``.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ def one_cell() -> list[Cell]:
     return every_cell()[:1]
 
 
+@cache
 def covering_cells() -> list[Cell]:
     """Few cells with every pair of values of two dimensions."""
     return cover(every_cell())

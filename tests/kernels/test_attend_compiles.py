@@ -124,11 +124,12 @@ def assert_fits(resources: Resources, arch: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "width", "hides", "arch", "num_rows"),
     [
-        (QWEN3_8B, 1, False, HOPPER, 1),
+        (QWEN3_8B, 1, False, HOPPER, 2),
         (QWEN3_8B, 5, True, AMPERE, 2),
         (DEEPSEEK_V3, 1, False, HOPPER, 1),
         (GPT_OSS, 1, False, HOPPER, 1),
         (WIDE._replace(codes="u8"), 1, False, HOPPER, 1),
+        *slow([(QWEN3_8B, 1, False, HOPPER, 1)]),
         *slow(
             (*case, num_rows)
             for num_rows in (1, 2)
@@ -206,6 +207,7 @@ def test_chunks(shape: Shape, hides: bool, arch: int) -> None:
     check_chunks(shape, config, arch, hides, num_heads_together(*shape[:2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shared", [1, 2])
 def test_chunks_with_other_heads_together(num_shared: int) -> None:
     check_chunks(QWEN3_8B, chunk_config(128, torch.bfloat16), HOPPER, False, num_shared)

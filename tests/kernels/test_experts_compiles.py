@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -37,7 +37,11 @@ QWEN3_30B, ERNIE_21B, TINY = (2048, 768, 8), (2560, 1536, 6), (64, 32, 2)
 GPT_OSS = (2880, 2880, 4)
 archs = pytest.mark.parametrize("arch", ARCHS)
 KERNELS, NUMS_TOKENS = (gate_up_kernel, down_kernel), (1, 65)
-kernels = pytest.mark.parametrize("kernel", KERNELS, ids=["gate_up", "down"])
+FORMS = (None, *CODES)
+# All kernels multiply by one function, so each form is in one of them.
+each_form = pytest.mark.parametrize(
+    ("form", "kernel"), only([*zip(FORMS, cycle(KERNELS), strict=False)], FORMS, KERNELS)
+)
 # float32 has no tensor cores and takes the most registers.
 PRODUCTS = [
     *((shape, torch.bfloat16) for shape in (QWEN3_30B, ERNIE_21B, TINY)),
@@ -143,9 +147,8 @@ def test_a_product_without_gates_fits(num_tokens: int) -> None:
     assert_product_fits(HOPPER, *given, act="relu2")
 
 
-@kernels
 @pytest.mark.parametrize("num_tokens", NUMS_TOKENS)
-@pytest.mark.parametrize("form", [None, *CODES])
+@each_form
 def test_no_step_waits_for_what_it_loads_itself(
     kernel: Any, form: str | None, num_tokens: int
 ) -> None:
@@ -161,8 +164,7 @@ def test_no_step_waits_for_what_it_loads_itself(
         assert [line.split()[0] for line in used] == [name, "scf.yield"]
 
 
-@kernels
-@pytest.mark.parametrize("form", [None, *CODES])
+@each_form
 def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(kernel: Any, form: str | None) -> None:
     """The instruction and, for codes, the span per multiplication."""
     orders = set()

@@ -1,12 +1,11 @@
 """One tiny random checkpoint, and transformers' model of it, for all tests of the worker."""
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import Qwen2ForCausalLM
 
 from benchmarks.harness.engines import NotInstalled
@@ -33,15 +32,6 @@ def pytest_runtest_setup() -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call() -> Generator[None, Any, Any]:
     return (yield from _skipping())
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny GEMMs are faster with one thread, and other processes need the cores."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture
