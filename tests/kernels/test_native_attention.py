@@ -149,7 +149,10 @@ class Case:
             rows = {i: self.rows[i] for i in numbers if start < len(self.rows[i].given)}
             ends = [min(start + step_size, len(row.given)) for row in rows.values()]
             parts = [(row, slice(start, end)) for row, end in zip(rows.values(), ends, strict=True)]
-            inputs = [torch.cat([row[place][part] for row, part in parts]) for place in range(2)]
+            inputs = [
+                torch.cat([row.given[part] for row, part in parts]),
+                torch.cat([row.queries[part] for row, part in parts]),
+            ]
             tables = np.array(
                 [row.first_block + np.arange(MAX_LEN // BLOCK_SIZE) for row in rows.values()]
             )

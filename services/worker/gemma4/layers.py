@@ -19,6 +19,8 @@ from services.worker.models.parts import Parts
 class ScaledRouter(Router):
     """Has a norm for its input, and a factor of each expert's weight."""
 
+    factors: nn.Parameter
+
     def __init__(self, config: Gemma4Config) -> None:
         num, size = config.num_routed_experts, config.hidden_size
         super().__init__(size, num, config.routing)
@@ -32,7 +34,6 @@ class ScaledRouter(Router):
         }
 
     def choose(self, x: Tensor) -> Routed:
-        assert self.factors is not None
         chosen, weights = super().choose(x)
         return Routed(chosen, weights * self.factors[chosen.long()])
 

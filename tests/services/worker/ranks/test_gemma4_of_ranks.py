@@ -25,11 +25,13 @@ def saved(folder: Path, name: str) -> Path:
 @pytest.mark.slow
 def test_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
     experts = saved(tmp_path / "experts", EXPERTS)
+    shared = saved(tmp_path / "shared", "gemma 4, inputs of layers, shared keys and values")
     cases = {
-        "shared": Case(
-            saved(tmp_path / "shared", "gemma 4, inputs of layers, shared keys and values")
-        ),
+        "shared": Case(shared),
+        "shared, native": Case(shared, "native"),
         "experts": Case(experts),
+        "experts, native": Case(experts, "native"),
+        "experts, whole, native": Case(experts, "native", WHOLE),
         "experts, whole": Case(experts, settings=WHOLE),
         "experts, codes": Case(experts, settings={"quantization": "wint8"}),
     }
