@@ -97,7 +97,7 @@ class EagleDrafts:
                 length=model.config.max_position_embeddings,
                 has_embeddings=has_table,
             )
-        if self._stored.find(HEAD) is None and config.num_drafted == config.vocab_size:
+        if self._stored.find(HEAD) is None and self._ids is None:
             module.lm_head = None
         return module
 

@@ -4,8 +4,11 @@ alone."""
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness import scheduled
@@ -13,10 +16,11 @@ from benchmarks.harness.engines import ENGINES, KERNELS, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
 from services.worker.startup.footprint import footprint_of
 from services.worker.startup.plan_memory import weight_bytes
+from shared.model_folder import weight_files
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import random_prompts, save_model
-from tests.services.worker.eagle.checkpoints import save_head
+from tests.services.worker.eagle.checkpoints import change_tensors, save_head
 
 NUM = 8
 
@@ -99,6 +103,38 @@ def test_preempted_sequences_go_on_with_the_same_text(model: Path, kernels: str)
     assert squeezed.texts == without(model)
     assert squeezed.num_resumed > 0
     assert squeezed.num_accepted > 0
+
+
+@pytest.mark.parametrize("kernels", ENGINES)
+def test_logprobs_of_prompts_and_outputs_are_those_without_drafts(
+    model: Path, kernels: str
+) -> None:
+    params = [replace(each, logprobs=3, prompt_logprobs=2) for each in params_of()]
+    found = scheduled.run(engine_of(model, kernels), random_prompts(NUM), params)
+    other = scheduled.run(engine_of(model, kernels, "none"), random_prompts(NUM), params)
+    assert found.texts == other.texts
+    assert found.num_accepted > 0
+    for one, wanted in zip(found.logprobs, other.logprobs, strict=True):
+        np.testing.assert_allclose(np.array(one), np.array(wanted), atol=1e-4)
+    assert found.scored.keys() == other.scored.keys() == {*range(1, NUM)}  # one prompt is one id
+    for index in found.scored:
+        drafting, plain = (np.concatenate(each.scored[index]) for each in (found, other))
+        np.testing.assert_allclose(drafting, plain, atol=1e-4)
+
+
+def test_a_copy_of_the_models_embeddings_takes_no_memory(model: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"method": "eagle3", "model": str(tmp_path)}
+    save_head(tmp_path)
+    without_copy = make_engine(model, speculative_config=settings)
+    name = "model.embed_tokens.weight"
+    tables = (load_file(file).get(name) for file in weight_files(model))
+    (table,) = (each for each in tables if each is not None)
+    change_tensors(tmp_path, embed_tokens__weight=table)
+    with_copy = make_engine(model, speculative_config=settings)
+    assert weight_bytes(with_copy._model) == weight_bytes(without_copy._model)
+    change_tensors(tmp_path, embed_tokens__weight=table + 1)
+    own = make_engine(model, speculative_config=settings)
+    assert weight_bytes(own._model) == weight_bytes(without_copy._model) + table.nbytes
 
 
 def test_a_plan_counts_the_head(model: Path) -> None:
