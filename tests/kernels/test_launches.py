@@ -16,13 +16,10 @@ MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3, bfloat16, heads of 128": {"architectures": ["Qwen3ForCausalLM"], "head_size": 128},
     "MiMo, bfloat16, heads of 128": {**MIMO, "head_size": 128},
-    "Qwen3 in codes of four bits, its KV cache in int8": {
-        "architectures": ["Qwen3ForCausalLM"],
-        "head_size": 128,
-    },
-    "Qwen3-MoE in codes of four bits": {
+    "Qwen3-MoE in codes of four bits, a dense layer, its KV cache in int8": {
         "architectures": ["Qwen3MoeForCausalLM"],
         "head_size": 128,
+        "mlp_only_layers": [0],
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 256,
