@@ -23,7 +23,6 @@ from shared.link.address import make_private_directory
 from shared.link.peer import Handler
 from shared.process import log as logs
 from shared.process.admin import AdminServer
-from shared.process.slices import shorten_slices
 from shared.process.standby import is_fit
 from shared.settings.base import Settings
 from shared.settings.environment import SUPERVISOR_FD
@@ -93,7 +92,7 @@ async def _serve(
         running = tasks.create_task(service.run())
         stop = tasks.create_task(_stop_signal())
         broken = tasks.create_task(_broken_callback())
-        signalling = tasks.create_task(_signal_ready(service, name, admin, on_ready))
+        signalling = tasks.create_task(_signal_ready(service, admin, on_ready))
         await asyncio.wait([running, stop, broken], return_when=asyncio.FIRST_COMPLETED)
         if stop.done():
             await _drain(service, config.drain_timeout_s)
@@ -111,9 +110,7 @@ async def _drain(service: Service, timeout_s: float) -> None:
         log.warning("drain-timeout-s = %g is over: %d open requests end now", timeout_s, num_open)
 
 
-async def _signal_ready(
-    service: Service, name: ServiceName, admin: AdminServer, on_ready: Callable[[], None]
-) -> None:
+async def _signal_ready(service: Service, admin: AdminServer, on_ready: Callable[[], None]) -> None:
     """Calls ``on_ready`` once, when the service is ready for the first time.
 
     Existing objects are permanent by then, so the garbage collector skips them: otherwise each full
@@ -125,8 +122,6 @@ async def _signal_ready(
         is_ready = is_fit(service)
     gc.collect()
     gc.freeze()
-    if name != "worker":
-        shorten_slices()
     on_ready()
     admin.has_started = True
     log.info("ready")

@@ -17,7 +17,7 @@ from shared.errors import ConfigError, LostError
 from shared.link.address import admin_path
 from shared.process import service as runner
 from shared.settings.scheduler import SchedulerConfig
-from shared.wire.messages import Heartbeat, ServiceName, State
+from shared.wire.messages import Heartbeat, State
 
 
 class Idle:
@@ -141,28 +141,6 @@ async def test_a_service_signals_once_that_it_is_ready(tmp_path: Path, monkeypat
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 10) == 0
     assert caplog.messages.count("ready") == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "num"), [("gateway", 1), ("tokenizer", 1), ("scheduler", 1), ("worker", 0)]
-)
-async def test_all_services_but_the_worker_get_short_time_slices(
-    tmp_path: Path, monkeypatch, caplog, name: ServiceName, num: int
-):
-    caplog.set_level(logging.INFO)
-    calls: list[str] = []
-    monkeypatch.setattr(runner, "shorten_slices", lambda: calls.append(name))
-    service = Idle()
-    service.state = State.READY
-    running = asyncio.create_task(
-        runner._run(name, config(tmp_path), lambda _: service, lambda: None)
-    )
-    async with asyncio.timeout(10):
-        while "ready" not in caplog.messages:
-            await asyncio.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(running, 10) == 0
-    assert calls == [name] * num
 
 
 @pytest.mark.parametrize(
