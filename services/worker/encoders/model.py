@@ -24,6 +24,7 @@ class EncoderLM(TorchCausalLM):
     planned."""
 
     clears_blocks = False
+    state_size = 0
 
     def __init__(
         self, model: PreTrainedModel, max_tokens: int, *, classifies: bool, dense: nn.Module | None
