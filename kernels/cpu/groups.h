@@ -4,7 +4,7 @@
 
 #include "multiply.h"
 
-// A tile whose values are unpacked.
+// A tile with unpacked values.
 template <class C>
 struct UnpackedTile : GroupedTile<C> {
   const bf16* values;

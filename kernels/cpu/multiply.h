@@ -16,7 +16,7 @@ constexpr int MOST_TILES = 4;
 constexpr int most_tiles(int num_rows) {
   return MAX_TILES > 1 || num_rows > 2 ? MAX_TILES : MOST_TILES / num_rows;
 }
-// For quantized values, whose decoding takes registers.
+// For quantized values: decoding takes registers.
 constexpr int decoded_tiles(int num_rows) { return MAX_TILES > 1 || num_rows == 1 ? 2 : 1; }
 constexpr int PART_DEPTH = 128;  // elements of each column in a part of the tiles
 

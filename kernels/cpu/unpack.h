@@ -1,4 +1,4 @@
-// Values of quantized tiles: scaled in float32, or as pairs of bf16 whose sums are scaled.
+// Values of quantized tiles: scaled in float32, or as pairs of bf16, before their sums are scaled.
 #pragma once
 
 #include "multiply.h"
