@@ -66,7 +66,7 @@ class AdaptingRecorder(Recorder):
 
     def _gated(self, x: Value, out: Value, gate_up: Linear, **options: Any) -> None:
         if gate_up in self._operators:
-            deltas = self._new(gate_up.outputs, is_wide=True)
+            deltas = self.new(gate_up.outputs, is_wide=True)
             self._adapt(x, deltas, gate_up)
             options |= {"second": deltas.register, "adapt": self._operators[gate_up]}
         super()._gated(x, out, gate_up, **options)

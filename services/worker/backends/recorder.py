@@ -125,14 +125,14 @@ class Recorder(Ops[Value]):
         self.check(ids, 1, self._names[embedding])
         if isinstance(form, Quantized):
             self._check_codes(embedding, form)
-        out = self._new(size, is_wide=True)
+        out = self.new(size, is_wide=True)
         self._add(Kind.EMBED, ids, out, size, embedding=embedding)
         vocab = embedding.vocab
         return out if vocab.num == vocab.total else self._summed(out, size)
 
     def scale(self, x: Value, factor: float | Tensor) -> Value:
         size = self.registers[x.register].size
-        out = self._written(x, size, "the input of a scale")
+        out = self.written(x, size, "the input of a scale")
         self._add(Kind.SCALE, out, out, size, scale=float(factor))
         return out
 
@@ -140,14 +140,14 @@ class Recorder(Ops[Value]):
         if number >= self._num_inputs:
             return x
         size = self.registers[number].size
-        out = self._written(x, size, f"a sum with input {number}")
+        out = self.written(x, size, f"a sum with input {number}")
         self._add(Kind.ADD, Value(number, 0), out, size)
         return out
 
     def copy(self, x: Value) -> Value:
         size = self.registers[x.register].size
         self.check(x, size, "the input of a copy")
-        out = self._new(size, is_wide=True)
+        out = self.new(size, is_wide=True)
         self._add(Kind.JOIN, x, out, size, second=x.register)
         return out
 
@@ -155,16 +155,16 @@ class Recorder(Ops[Value]):
         size, more = (self.registers[each.register].size for each in (x, y))
         self.check(x, size, "the first part")
         self.check(y, more, "the last part")
-        out = self._new(size + more, is_wide=True)
+        out = self.new(size + more, is_wide=True)
         self._add(Kind.JOIN, x, out, size, second=y.register, num=more)
         return out
 
     def norm(self, x: Value, norm: RMSNorm, *, residual: Value | None = None) -> Value:
         size = len(norm.weight)
         if residual is None:
-            out = self._new(size, is_wide=True)
+            out = self.new(size, is_wide=True)
         else:
-            out = self._written(residual, size, self._names[norm])
+            out = self.written(residual, size, self._names[norm])
         self._norm(x, norm, out, is_wide=True, adds=residual is not None)
         return out
 
@@ -179,14 +179,14 @@ class Recorder(Ops[Value]):
     ) -> Value:
         operand = self._operand(x, norm, linear)
         if linear.is_partial:
-            part = self._new(linear.outputs, is_wide=True)
+            part = self.new(linear.outputs, is_wide=True)
             self._product(operand, part, linear)
             return self._summed(part, linear.outputs, linear, residual, scale)
         if residual is not None:
-            out = self._written(residual, linear.outputs, self._names[linear])
+            out = self.written(residual, linear.outputs, self._names[linear])
             self._product(operand, out, linear, adds=True, scale=scale)
             return out
-        out = self._new(linear.outputs, is_wide=True)
+        out = self.new(linear.outputs, is_wide=True)
         self._product(operand, out, linear)
         return out if scale == 1.0 else self.scale(out, scale)
 
@@ -195,7 +195,7 @@ class Recorder(Ops[Value]):
     ) -> Value:
         operand, size = self._operand(x, norm, gate_up), gate_up.outputs // num_parts(act)
         self._check_tiles(gate_up, "gates", size)
-        out = self._new(size, is_wide=False)
+        out = self.new(size, is_wide=False)
         self._gated(operand, out, gate_up, act=act)
         return out
 
@@ -221,18 +221,18 @@ class Recorder(Ops[Value]):
         given = x if given is None else given
         self.check(x, experts.gate.weight.shape[1], name)
         self.check(given, size, name)
-        narrow = self._new(size, is_wide=False)
+        narrow = self.new(size, is_wide=False)
         self._add(Kind.NARROW, given, narrow, size)
         options: dict[str, Any] = {"experts": experts, "second": x.register, "scale": scale}
         options["marks"] = marks or None
         if experts.is_partial:
-            part = self._new(size, is_wide=True)
+            part = self.new(size, is_wide=True)
             self._add(Kind.EXPERTS, narrow, part, size, **options)
             return self._summed(part, size, residual=residual)
         if residual is None:
-            out = self._new(size, is_wide=True)
+            out = self.new(size, is_wide=True)
         else:
-            out = self._written(residual, size, name)
+            out = self.written(residual, size, name)
         self._add(Kind.EXPERTS, narrow, out, size, adds=residual is not None, **options)
         return out
 
@@ -241,7 +241,7 @@ class Recorder(Ops[Value]):
         self._check_tiles(gate, "inputs", gate.weight.shape[1])
         self.check(x, gate.weight.shape[1], name)
         self.check(y, size, name)
-        out = self._written(residual, size, name)
+        out = self.written(residual, size, name)
         self._add(Kind.OPEN, y, out, size, second=x.register, gate=gate)
         return out
 
@@ -249,9 +249,9 @@ class Recorder(Ops[Value]):
         check_heads(heads)
         spec = heads.spec
         size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        out, query = self._new(size, is_wide=False), self._new(size, is_wide=False)
+        out, query = self.new(size, is_wide=False), self.new(size, is_wide=False)
         width = size + 2 * kv_size
-        rotated = self._written(x, width, f"attention of layer {heads.layer}")
+        rotated = self.written(x, width, f"attention of layer {heads.layer}")
         self._add(Kind.ATTEND, rotated, out, width, heads=heads, second=query.register)
         return out
 
@@ -261,7 +261,7 @@ class Recorder(Ops[Value]):
         self.check(query, spec.num_heads * spec.query_dim, name)
         self.check(latent, spec.entry_dim, name)
         sizes = (spec.value_dim, spec.entry_dim, spec.rank)
-        out, *scratch = (self._new(spec.num_heads * size, is_wide=False) for size in sizes)
+        out, *scratch = (self.new(spec.num_heads * size, is_wide=False) for size in sizes)
         others = latent.register, *(each.register for each in scratch)
         width = spec.num_heads * spec.query_dim
         self._add(Kind.LATENT, query, out, width, latents=latents, others=others)
@@ -271,8 +271,8 @@ class Recorder(Ops[Value]):
         size, name = len(columns.weight), f"the convolution of layer {columns.layer}"
         if size % LANES or columns.part % LANES:
             raise NotSupported(f"{name}: {size} channels are no multiple of {LANES}")
-        out = self._new(size, is_wide=False)
-        read = self._written(x, 3 * size, name)
+        out = self.new(size, is_wide=False)
+        read = self.written(x, 3 * size, name)
         self._add(Kind.SHORT_CONV, read, out, size, columns=columns)
         return out
 
@@ -283,7 +283,7 @@ class Recorder(Ops[Value]):
         self.check(x, width, name)
         if gates is not None:
             self.check(gates, rule.num_gates, name)
-        out = self._new(size, is_wide=False)
+        out = self.new(size, is_wide=False)
         second = gates and gates.register
         self._add(Kind.GATED_DELTA, x, out, width, second=second, delta=rule)
         return out
@@ -293,7 +293,7 @@ class Recorder(Ops[Value]):
         if size % LANES:
             raise NotSupported(f"gates: {size} numbers are no multiple of {LANES}")
         self.check(gates, size, "gates")
-        out = self._written(x, size, "the input of gates", is_wide=False)
+        out = self.written(x, size, "the input of gates", is_wide=False)
         self._add(Kind.GATE, gates, out, size)
         return out
 
@@ -306,12 +306,12 @@ class Recorder(Ops[Value]):
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> Value:
-        out = self._new(head.outputs, is_wide=True)
+        out = self.new(head.outputs, is_wide=True)
         self._product(self._operand(x, norm, head), out, head)
         if scale != 1.0:
             out = self.scale(out, scale)
         if softcap is not None:
-            out = self._written(out, head.outputs, "softcapped logits")
+            out = self.written(out, head.outputs, "softcapped logits")
             self._add(Kind.BEND, out, out, head.outputs, scale=softcap)
         return out
 
@@ -335,7 +335,7 @@ class Recorder(Ops[Value]):
             self.check(x, size, name, is_wide=False)
             return self._ordered(x, weight)
         self.check(x, size, name)
-        out = self._new(size, is_wide=False)
+        out = self.new(size, is_wide=False)
         if norm is None:
             self._add(Kind.NARROW, x, out, size)
         else:
@@ -350,7 +350,7 @@ class Recorder(Ops[Value]):
         self._check_codes(weight, form)
         if form.order is None:
             return x
-        out = self._new(weight.inputs, is_wide=False)
+        out = self.new(weight.inputs, is_wide=False)
         self._add(Kind.ORDER, x, out, weight.inputs, order=form.order)
         return out
 
@@ -393,18 +393,18 @@ class Recorder(Ops[Value]):
     ) -> Value:
         """scale · (the sum of ``part`` over ranks + ``linear``'s bias) + residual"""
         if residual is not None:
-            out = self._written(residual, size, "a sum over ranks")
+            out = self.written(residual, size, "a sum over ranks")
             self._add(Kind.SUM, part, out, size, adds=True, scale=scale, summed=linear)
             return out
-        out = self._written(part, size, "a sum over ranks")
+        out = self.written(part, size, "a sum over ranks")
         self._add(Kind.SUM, out, out, size, summed=linear)
         return out if scale == 1.0 else self.scale(out, scale)
 
-    def _new(self, size: int, *, is_wide: bool) -> Value:
+    def new(self, size: int, *, is_wide: bool) -> Value:
         self.registers.append(Register(size, is_wide))
         return Value(len(self.registers) - 1, 0)
 
-    def _written(self, x: Value, size: int, name: str, *, is_wide: bool = True) -> Value:
+    def written(self, x: Value, size: int, name: str, *, is_wide: bool = True) -> Value:
         """The register of ``x`` with something else in it: ``x`` is no more."""
         self.check(x, size, name, is_wide=is_wide)
         if x.register < self._num_kept:

@@ -15,7 +15,7 @@ from kernels.paged_attention import attend as attend_to
 from kernels.rms_norm import rms_norm
 from kernels.rope import rope
 from services.worker.backends.head_limits import check_heads
-from services.worker.backends.recorder import Instruction, Recorder, Register, Value
+from services.worker.backends.recorder import Instruction, Recorder, Value
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.context import current_context
 from services.worker.layers.heads import Heads
@@ -82,9 +82,8 @@ def _attended(ops: Recorder, x: Value, heads: Heads, num: int) -> Value:
     """``num`` counts the heads in ``x``."""
     check_heads(heads)
     spec, width = heads.spec, num * heads.spec.head_dim
-    ops.check(x, width, f"attention of layer {heads.layer}")
-    _changed(ops, x)
-    out, query = (_new(ops, spec.num_heads * spec.head_dim) for _ in range(2))
+    ops.written(x, width, f"attention of layer {heads.layer}")
+    out, query = (ops.new(spec.num_heads * spec.head_dim, is_wide=False) for _ in range(2))
     ops.instructions.append(
         Instruction(
             kind=Kind.ATTEND,
@@ -116,7 +115,7 @@ def _(ops: Recorder, x: Value, norm: RMSNorm, residual: Value) -> Value:
     total, size, name = ops.registers[x.register].size, len(norm.weight), "the inputs of layers"
     _check_tiles(size)
     ops.check(x, total, name)
-    ops.check(residual, total, name)
+    found = ops.written(residual, total, name)
     ops.instructions.append(
         Instruction(
             kind=Kind.NORM,
@@ -129,7 +128,7 @@ def _(ops: Recorder, x: Value, norm: RMSNorm, residual: Value) -> Value:
             norm=norm,
         )
     )
-    return _changed(ops, residual)
+    return found
 
 
 @singledispatch
@@ -151,7 +150,7 @@ def _(ops: Recorder, gates: Value, inputs: Value, layer: int) -> Value:
     _check_tiles(size)
     ops.check(gates, size, "gates of inputs")
     ops.check(inputs, total, "the inputs of layers")
-    out = _new(ops, size)
+    out = ops.new(size, is_wide=False)
     ops.instructions.append(
         Instruction(
             kind=Kind.ACTIVATE,
@@ -170,16 +169,3 @@ def _(ops: Recorder, gates: Value, inputs: Value, layer: int) -> Value:
 def _check_tiles(size: int) -> None:
     if size % LANES:
         raise NotSupported(f"hidden_size_per_layer_input {size} is no multiple of {LANES}")
-
-
-def _new(ops: Recorder, size: int) -> Value:
-    """A register for the input of a GEMM."""
-    ops.registers.append(Register(size, is_wide=False))
-    return Value(len(ops.registers) - 1, 0)
-
-
-def _changed(ops: Recorder, x: Value) -> Value:
-    """``x`` is no more."""
-    register = ops.registers[x.register]
-    register.version += 1
-    return Value(x.register, register.version)
