@@ -19,6 +19,7 @@ from prometheus_client import REGISTRY
 from shared.process.log import REQUESTS
 
 Lines = Callable[[], list[str]]
+Value = tuple[tuple[str, ...], tuple[int, ...]]
 
 search = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False)
 settings.register_profile("search", search)
@@ -39,7 +40,43 @@ COMPUTING = (
 )
 
 
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_rests_slow(items)
+    alternate(items)
+
+
+def mark_rests_slow(items: list[pytest.Item]) -> None:
+    """Of each test marked ``each_value``, every value of every parameter stays in at least one case
+    that is not slow; a greedy cover, the same in each run."""
+    tests: dict[tuple[str, str], list[tuple[pytest.Function, set[Value]]]] = {}
+    for item in items:
+        if item.get_closest_marker("each_value") and not item.get_closest_marker("slow"):
+            assert isinstance(item, pytest.Function)
+            assert item.parent is not None
+            key = item.parent.nodeid, item.originalname
+            tests.setdefault(key, []).append((item, values_of(item)))
+    for cases in tests.values():
+        missing = set.union(*(values for _, values in cases))
+        while missing:
+            best = max(cases, key=lambda case: len(case[1] & missing))
+            cases.remove(best)
+            missing -= best[1]
+        for item, _ in cases:
+            item.add_marker("slow")
+
+
+def values_of(item: pytest.Function) -> set[Value]:
+    """The names of each ``parametrize`` with the identities of their values in this case."""
+    groups = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0]
+        groups.append(tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names))
+    params = item.callspec.params
+    return {(names, tuple(id(params[name]) for name in names)) for names in groups}
+
+
+def alternate(items: list[pytest.Item]) -> None:
     """Files that mostly wait for processes alternate with files that compute, so that cores are
     never idle; short files come last, so that no long one is left alone."""
     files = dict.fromkeys(item.path for item in items)
