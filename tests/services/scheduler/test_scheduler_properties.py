@@ -17,7 +17,8 @@ from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).parent.parent.parent.parent
-NUM_SCHEDULES = 250
+NUM_SCHEDULES = 80
+RARE = (126, 169)  # a sequence is overtaken, and one is given up
 NUM_PIECES, PIECE = 40, 2500  # 100,000 schedules, a quarter of a minute per piece
 
 
@@ -32,7 +33,7 @@ def progress_file() -> Path:
 @pytest.mark.seconds
 def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None:
     met: Counter[str] = Counter()
-    for number in range(NUM_SCHEDULES):
+    for number in (*range(NUM_SCHEDULES), *RARE):
         mesh = run_schedule(number)
         met.update(
             preemptions=mesh.core.planner.preemption.num,

@@ -92,6 +92,7 @@ def test_a_preempted_sequence_goes_on_at_its_last_copy():
     assert finish(core, worker) == [("r", 0)]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("num_steps", [1, 8])
 @pytest.mark.parametrize("depth", [1, 2])
@@ -158,8 +159,8 @@ def test_states_and_windows_in_one_model_are_refused():
     ("num_chats", "least"), [(8, 0.95), pytest.param(4, 0.3, marks=pytest.mark.slow)]
 )
 def test_agents_find_most_of_their_conversations(num_chats: int, least: float):
-    """8 sessions of 33 turns, which grow by some hundred tokens a turn, in a pool for some."""
-    turns, num_tokens = 33, 260
+    """8 sessions of 20 turns, which grow by some hundred tokens a turn, in a pool for some."""
+    turns, num_tokens = 20, 260
     blocks = num_chats * turns * num_tokens // SIZE
     core, worker = meet(num_states=2 * num_chats + 8, num_blocks=blocks)
     chats: list[list[int]] = [[each, *range(300)] for each in range(8)]

@@ -2,18 +2,20 @@
 is computed again, and every sequence ends with its own tokens."""
 
 from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from services.scheduler.moves.moves import MOVES
 from tests.services.scheduler.moves.schedules import run_moving
 
-NUM_SCHEDULES = 400
+NUM_SCHEDULES = 60
+RARE = (158, 231, 279)  # losses, and moves that are given up
 KINDS = ("done", "ended", "given_up", "lost")
 OUTCOMES = [(why, what) for why in ("leaving", "role") for what in KINDS]
 
 
-def meet(numbers: range) -> Counter[str]:
+def meet(numbers: Iterable[int]) -> Counter[str]:
     met: Counter[str] = Counter()
     before = {each: MOVES.labels(*each)._value.get() for each in OUTCOMES}
     for number in numbers:
@@ -31,7 +33,7 @@ def meet(numbers: range) -> Counter[str]:
 
 @pytest.mark.seconds
 def test_random_schedules_with_moves_keep_the_contract() -> None:
-    met = meet(range(NUM_SCHEDULES))
+    met = meet([*range(NUM_SCHEDULES), *RARE])
     assert all(met.values()), met
 
 

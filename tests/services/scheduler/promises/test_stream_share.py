@@ -28,7 +28,7 @@ def beside_prompts(
     promise: Promise | None = None,
     **options: float,
 ) -> Bench:
-    """``num_streams`` streams after 500 steps next to cold prompts."""
+    """``num_streams`` streams after 250 steps next to cold prompts."""
     bench = Bench(COSTS[cost], depth, max_num_steps=16, **options)
     for number in range(num_streams):
         bench.add(f"stream {number}", promise=promise)
@@ -37,7 +37,7 @@ def beside_prompts(
         bench.add(f"prompt {number}", num_prompt=1500, max_tokens=1)
     bench.run(100)
     bench.rows.clear()
-    bench.run(500)
+    bench.run(250)
     assert len(bench.core.queues.waiting) > 0
     return bench
 
@@ -46,6 +46,7 @@ def per_token_s(bench: Bench) -> float:
     return sum(step_s for _, _, step_s in bench.rows) / len(bench.rows)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("num_streams", [1, 8])
 @pytest.mark.parametrize("cost", COSTS)
@@ -121,7 +122,7 @@ def test_streams_that_began_beside_prompts_keep_their_rate_too() -> None:
         bench.step()
     bench.run(200)
     bench.rows.clear()
-    bench.run(500)
+    bench.run(250)
     assert per_token_s(bench) < LATE * 2 * on_a_cpu(0, 1)
 
 
