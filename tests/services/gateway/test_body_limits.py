@@ -62,16 +62,21 @@ def filled(beginning: bytes, piece: bytes, end: bytes) -> bytes:
     ("kind", "body"),
     [
         ("completion", filled(b'{"prompt":[', b"12345,", b"1]}")),
-        ("completion", filled(b'{"prompt":[', b"1, ", b"1]}")),
-        ("completion", filled(b'{"prompt":[', b"[],", b"[1]]}")),
-        ("completion", filled(b'{"prompt":[', b'"a",', b'"a"]}')),
-        ("completion", filled(b'{"prompt":"a","stop":[', b'"a",', b'"a"]}')),
-        ("completion", filled(b'{"prompt":"a","logit_bias":{', b'"1":1,', b'"2":1}}')),
         ("completion", filled(b'{"prompt":"a","tools":[', b"{},", b"{}]}")),
-        ("completion", filled(b"{", b'"a":1,', b'"prompt":"a"}')),
-        ("completion", filled(b'{"prompt":"', b"x", b'"}')),
-        ("chat", filled(b'{"messages":[', b'{"role":"user","content":"a"},', b"{}]}")),
         ("chat", filled(b'{"messages":[', b"{},", b"{}]}")),
+        *(
+            pytest.param(kind, filled(*parts), marks=pytest.mark.slow)
+            for kind, *parts in (
+                ("completion", b'{"prompt":[', b"1, ", b"1]}"),
+                ("completion", b'{"prompt":[', b"[],", b"[1]]}"),
+                ("completion", b'{"prompt":[', b'"a",', b'"a"]}'),
+                ("completion", b'{"prompt":"a","stop":[', b'"a",', b'"a"]}'),
+                ("completion", b'{"prompt":"a","logit_bias":{', b'"1":1,', b'"2":1}}'),
+                ("completion", b"{", b'"a":1,', b'"prompt":"a"}'),
+                ("completion", b'{"prompt":"', b"x", b'"}'),
+                ("chat", b'{"messages":[', b'{"role":"user","content":"a"},', b"{}]}"),
+            )
+        ),
     ],
     ids=lambda value: value[:36].decode() if isinstance(value, bytes) else value,
 )

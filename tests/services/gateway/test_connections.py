@@ -170,7 +170,16 @@ class TestOfAClientThatDoesNotRead:
             client.setblocking(False)
             yield client
 
-    @pytest.mark.parametrize("path", ["/", "/ping", "/health", "/v1/models", "/no/such/path"])
+    @pytest.mark.parametrize(
+        "path",
+        [
+            *("/", "/v1/models"),
+            *(
+                pytest.param(path, marks=pytest.mark.slow)
+                for path in ("/ping", "/health", "/no/such/path")
+            ),
+        ],
+    )
     async def test_its_connection_is_cut_off_whoever_writes(
         self, tmp_path: Path, client: socket.socket, path: str
     ) -> None:

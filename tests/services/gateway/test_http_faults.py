@@ -107,18 +107,18 @@ async def answer_to(gateway: GatewayService, *sent: bytes) -> tuple[int, dict[st
     return int(status.split()[1]), headers, json.loads(body)["error"]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
 async def test_each_fault_has_its_status_and_our_error_object(
-    gateway: GatewayService, caplog: pytest.LogCaptureFixture, fault: str
+    gateway: GatewayService, caplog: pytest.LogCaptureFixture, subtests: pytest.Subtests
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    sent, expected, code = FAULTS[fault]
-    status, headers, error = await answer_to(gateway, sent)
-    assert (status, error["code"]) == (expected, code)
-    assert (error["type"], error["param"]) == ("invalid_request_error", None)
-    if status == 415:
-        hint = "Accept" if "Content-Type" in error["message"] else "Accept-Encoding"
-        assert headers[hint].startswith(("application/json", "gzip, deflate"))
+    for fault, (sent, expected, code) in FAULTS.items():
+        with subtests.test(fault):
+            status, headers, error = await answer_to(gateway, sent)
+            assert (status, error["code"]) == (expected, code)
+            assert (error["type"], error["param"]) == ("invalid_request_error", None)
+            if status == 415:
+                hint = "Accept" if "Content-Type" in error["message"] else "Accept-Encoding"
+                assert headers[hint].startswith(("application/json", "gzip, deflate"))
     assert SECRET.decode() not in caplog.text
     assert "Traceback" not in caplog.text
 

@@ -69,9 +69,9 @@ async def refuse_all(
     ("status", "details", "most"),
     [
         (503, {}, 6),  # after 0.05, 0.15, 0.35, 0.75, 1.55 and 2 s
-        (503, {"retry_after_s": 60.0}, 6),
+        pytest.param(503, {"retry_after_s": 60.0}, 6, marks=pytest.mark.slow),
         (429, {"retry_after_s": 0.7}, 4),
-        (429, {"retry_after_s": 60.0}, 2),
+        pytest.param(429, {"retry_after_s": 60.0}, 2, marks=pytest.mark.slow),
     ],
 )
 async def test_a_refused_replay_waits_longer_each_time_and_at_least_its_retry_after(
