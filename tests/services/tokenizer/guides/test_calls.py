@@ -196,6 +196,11 @@ def test_one_call_alone_where_calls_are_not_parallel(marked: Vocabulary, subtest
             assert "now" not in grammar
 
 
+@pytest.mark.parametrize(
+    "marked",
+    [pytest.param((), id="text"), pytest.param(WITH_TOKENS, id="tokens", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_hundreds_of_tools_may_have_names_that_begin_alike(
     marked: Vocabulary, subtests: pytest.Subtests
 ):

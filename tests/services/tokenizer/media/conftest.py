@@ -1,8 +1,9 @@
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import pytest_asyncio
 
 from services.tokenizer.media.pixel_cache import PixelCache
 from services.tokenizer.media.readers import Readers
@@ -16,6 +17,8 @@ from tests.media.references import Reference, reference
 MAX_IMAGE_PIXELS = 1 << 20
 
 MakeReading = Callable[..., MediaReading]
+
+on_loop_of_module = pytest.mark.asyncio(loop_scope="module")  # that of ``readers``
 
 
 @pytest.fixture(scope="session")
@@ -36,8 +39,24 @@ def model(checkpoint: Path) -> TextModel:
     return TextModel(checkpoint, MAX_LEN, 263)
 
 
+class LastingReaders(Readers):
+    """Its children outlive the readings of a test."""
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def readers() -> AsyncIterator[Readers]:
+    readers = LastingReaders(2, MAX_IMAGE_PIXELS)
+    yield readers
+    await Readers.close(readers)
+
+
 @pytest.fixture
-def make_reading(checkpoint: Path, model: TextModel) -> MakeReading:
+def make_reading(checkpoint: Path, model: TextModel, readers: Readers) -> MakeReading:
+    """For tests ``on_loop_of_module``."""
+
     def make(cache_bytes: int = 1 << 24) -> MediaReading:
         family = read_family(checkpoint)
         assert family is not None
@@ -47,7 +66,7 @@ def make_reading(checkpoint: Path, model: TextModel) -> MakeReading:
             MAX_LEN,
             limits_of(family),
             4 * MAX_IMAGE_PIXELS,
-            Readers(2, MAX_IMAGE_PIXELS),
+            readers,
             PixelCache(cache_bytes),
             lambda text: model.encode(text, False),
         )

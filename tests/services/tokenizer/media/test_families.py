@@ -20,7 +20,7 @@ from tests.services.worker.checkpoints import change_config
 
 SIDES = st.integers(1, 60) | st.integers(1, 9000)
 AREAS = st.integers(1, 3000).map(lambda num: num * 784) | st.integers(1, 3_000_000)
-MANY = settings(max_examples=400, deadline=None)
+MANY = settings(max_examples=100, deadline=None)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

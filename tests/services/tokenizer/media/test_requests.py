@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import pytest_asyncio
 from msgspec.structs import replace
 
 from services.tokenizer.chat.templates import ChatTemplates
@@ -36,9 +37,11 @@ from shared.wire.messages import (
 from tests.media.checkpoints import MAX_LEN, MEDIA
 from tests.media.pictures import picture
 from tests.media.references import Reference
-from tests.services.tokenizer.media.conftest import MakeReading
+from tests.services.tokenizer.media.conftest import MakeReading, on_loop_of_module
 from tests.services.tokenizer.media.files import file_of, png_of
 from tests.services.tokenizer.one_scheduler import OneScheduler
+
+pytestmark = on_loop_of_module
 
 PAD = MEDIA[2]
 NO_IDS = np.zeros(0, np.int32)
@@ -132,7 +135,7 @@ class Tokenizer:
         return answer if isinstance(answer, Failed) else arrays[0]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def tokenizer(model: TextModel, make_reading: MakeReading):
     reading = make_reading()
     yield Tokenizer(model, reading)
@@ -553,7 +556,7 @@ async def test_prompts_that_wait_hold_a_limited_number_of_bytes(
     await reading.close()
 
 
-def test_an_ended_hold_takes_nothing():
+async def test_an_ended_hold_takes_nothing():
     memory = PixelMemory(10)
     first, second = Hold(memory), Hold(memory)
     first.add("a", 6)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 from PIL import Image
 
 from services.tokenizer.media import films
@@ -17,9 +18,11 @@ from shared.wire.messages import Convert, Failed, Medium
 from tests.media.pictures import picture
 from tests.media.references import Clip, Reference
 from tests.media.videos import decoded, encoded, index_first, needs_av, scene
-from tests.services.tokenizer.media.conftest import MakeReading
+from tests.services.tokenizer.media.conftest import MakeReading, on_loop_of_module
 from tests.services.tokenizer.media.files import file_of
 from tests.services.tokenizer.media.test_requests import Message, Tokenizer, chat, image, text, user
+
+pytestmark = on_loop_of_module
 
 FPS = 4.0
 FRAMES = scene(1, 13, 84, 56)  # of whole tokens, so that they are not resized
@@ -42,7 +45,7 @@ def listed(frames: list[Image.Image]) -> Array:
     return pack([file_of(frame) for frame in frames])
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def tokenizer(model: TextModel, make_reading: MakeReading):
     reading = make_reading()
     yield Tokenizer(model, reading)
@@ -177,7 +180,7 @@ async def refused(tokenizer: Tokenizer, file: Array, options: str = "", *parts: 
 
 
 @needs_av
-def test_a_trimmed_file_has_the_frames_that_are_shown() -> None:
+async def test_a_trimmed_file_has_the_frames_that_are_shown() -> None:
     """An edit list ends it after a half of its frames, as phones write it."""
     file = bytearray(encoded(FRAMES, FPS))
     place = file.index(b"elst") + 12
@@ -288,7 +291,7 @@ class _NoFilm:
         return
 
 
-def test_a_film_without_a_rate_or_a_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_film_without_a_rate_or_a_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames without a rate are those of a list, which are all taken."""
     for width in (64, 0):
         opened = SimpleNamespace(open=lambda *_, width=width, **__: _NoFilm(width))
@@ -297,7 +300,7 @@ def test_a_film_without_a_rate_or_a_size_is_refused(monkeypatch: pytest.MonkeyPa
             films.VideoFile(bytearray(b"    ftyp"))
 
 
-def test_without_the_package_a_file_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_the_package_a_file_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(films, "av", None)
     with pytest.raises(
         films.Unwatchable, match=r"no package av to decode it; install shoal\[video\]"

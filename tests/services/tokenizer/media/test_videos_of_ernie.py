@@ -25,6 +25,7 @@ from tests.media.checkpoints import MAX_LEN, MEDIA, preprocessor, publish_ernie
 from tests.media.pictures import picture
 from tests.media.references import Clip, Reference
 from tests.media.videos import decoded, encoded, metadata, needs_av, processor_of, scene, stamped
+from tests.services.tokenizer.media.conftest import on_loop_of_module
 from tests.services.tokenizer.media.files import file_of
 from tests.services.tokenizer.media.test_requests import (
     Tokenizer,
@@ -39,7 +40,7 @@ from tests.services.tokenizer.media.test_videos import array, check, listed, med
 FPS = 4.0
 FRAMES = scene(1, 13, 84, 112)  # of whole tokens
 SAME = [HealthCheck.function_scoped_fixture]  # fixtures do not change between examples
-MANY = settings(max_examples=200, deadline=None, suppress_health_check=SAME)
+MANY = settings(max_examples=50, deadline=None, suppress_health_check=SAME)
 
 assert tokenizer  # a fixture
 pytestmark = pytest.mark.parametrize("checkpoint", ["ernie4.5-vl"], indirect=True, scope="session")
@@ -156,7 +157,7 @@ def layouts(draw: st.DrawFn) -> list[tuple[MediumKind, int, int, int]]:
     return draw(st.lists(parts, max_size=4))
 
 
-@settings(MANY, max_examples=400)
+@settings(MANY, max_examples=100)
 @given(layout=layouts(), texts=st.lists(st.integers(1, 6), min_size=5, max_size=5))
 def test_positions_are_those_of_transformers(
     family: Family,
@@ -186,6 +187,7 @@ def test_positions_are_those_of_transformers(
 
 
 @needs_av
+@on_loop_of_module
 async def test_a_file_is_read_whole_with_stamps(
     tokenizer: Tokenizer, transformers: Reference, videos: Videos
 ) -> None:
@@ -201,6 +203,7 @@ async def test_a_file_is_read_whole_with_stamps(
     check(found, transformers, messages, Clip([frames[number] for number in (0, 3, 6, 9)]))
 
 
+@on_loop_of_module
 async def test_listed_frames_have_the_times_of_their_rate(
     tokenizer: Tokenizer, transformers: Reference, videos: Videos
 ) -> None:
@@ -215,6 +218,7 @@ async def test_listed_frames_have_the_times_of_their_rate(
         assert [item.time for item in found[0].items] == [0, 1, 2, 0]
 
 
+@on_loop_of_module
 async def test_frames_too_small_for_a_stamp_are_refused(tokenizer: Tokenizer) -> None:
     asked = chat([user(video(0))], 0, media=media("video"))
     failed = await tokenizer.ask(*asked, listed([picture(1, 9, 90)] * 2))

@@ -17,7 +17,7 @@ from tests.media.checkpoints import MEDIA, preprocessor, save_checkpoint
 from tests.media.references import Reference, reference
 from tests.media.videos import metadata, processor_of
 
-MANY = settings(max_examples=200, deadline=None)
+MANY = settings(max_examples=60, deadline=None)
 FPS = st.sampled_from([24.0, 25.0, 30.0, 30000 / 1001, 60.0, 1.0, 0.5]) | st.floats(0.1, 120)
 
 

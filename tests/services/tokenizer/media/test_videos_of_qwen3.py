@@ -17,12 +17,13 @@ from shared.wire.messages import Convert, Item
 from tests.media.checkpoints import MAX_LEN
 from tests.media.references import Clip, Reference
 from tests.media.videos import metadata, processor_of, scene
+from tests.services.tokenizer.media.conftest import on_loop_of_module
 from tests.services.tokenizer.media.test_requests import Tokenizer, chat, text, tokenizer, user
 from tests.services.tokenizer.media.test_videos import check, listed, media, video
 
 # Fixtures do not change between examples.
 SAME = [HealthCheck.function_scoped_fixture]
-MANY = settings(max_examples=200, deadline=None, suppress_health_check=SAME)
+MANY = settings(max_examples=60, deadline=None, suppress_health_check=SAME)
 SIDES = st.integers(1, 60) | st.integers(1, 3000)
 
 assert tokenizer  # a fixture
@@ -101,6 +102,7 @@ def test_sizes_are_those_of_transformers(
     assert fit.num_tokens == expected[0] * expected[1] // transformers.side**2
 
 
+@on_loop_of_module
 async def test_a_prompt_is_that_of_transformers(
     tokenizer: Tokenizer, transformers: Reference
 ) -> None:
