@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from itertools import cycle, product
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from tests.kernels.test_linear_compiles import (
     taken,
 )
 from tests.kernels.test_route import FAMILIES
-from tests.selection import cover, every_pair, only
+from tests.selection import every_pair, only
 
 # Hidden size, an expert's inner size and how many are chosen.
 QWEN3_30B, ERNIE_21B, TINY = (2048, 768, 8), (2560, 1536, 6), (64, 32, 2)
@@ -38,9 +38,10 @@ GPT_OSS = (2880, 2880, 4)
 archs = pytest.mark.parametrize("arch", ARCHS)
 KERNELS, NUMS_TOKENS = (gate_up_kernel, down_kernel), (1, 65)
 FORMS = (None, *CODES)
-# All kernels multiply by one function, so each form is in one of them.
+# All kernels multiply by one function, so each kind of weights is in one of them.
+KINDS = (None, "int8, groups", "fp8", "AWQ", "NF4")
 each_form = pytest.mark.parametrize(
-    ("form", "kernel"), only([*zip(FORMS, cycle(KERNELS), strict=False)], FORMS, KERNELS)
+    ("form", "kernel"), only([*zip(KINDS, cycle(KERNELS), strict=False)], FORMS, KERNELS)
 )
 # float32 has no tensor cores and takes the most registers.
 PRODUCTS = [
@@ -116,14 +117,12 @@ def test_a_product_fits(
     assert_product_fits(arch, kernel, *sizes, num_tokens)
 
 
+@pytest.mark.each_value
 @archs
-@pytest.mark.parametrize(
-    ("kernel", "form", "num_tokens", "dtype"),
-    only(
-        [(*case, torch.bfloat16) for case in cover([*product(KERNELS, CODES, NUMS_TOKENS)])],
-        *(KERNELS, CODES, NUMS_TOKENS, TYPES),
-    ),
-)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", NUMS_TOKENS)
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("kernel", KERNELS)
 def test_a_product_with_codes_fits(
     kernel: Any, form: str, dtype: torch.dtype, num_tokens: int, arch: int
 ) -> None:

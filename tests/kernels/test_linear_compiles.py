@@ -18,7 +18,7 @@ from kernels.rms_norm.triton import num_warps, rms_norm_kernel
 from kernels.silu_mul import CURVES, Clamp, constants_of
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled, layouts
-from tests.selection import every_pair, only
+from tests.selection import only
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 # [rows, columns] of the weights of Qwen3-8B, a Llama of 1B and the embedded model.
@@ -205,16 +205,18 @@ IN_CODES: dict[str, tuple[Any, tuple[int, int]]] = {
     "tiny": (linear_kernel, (64, 64)),
 }
 LARGE = ("down", "gate_up")
-# All kernels multiply by one function, so each form is in one of them.
+# All kernels multiply by one function, so each kind of codes is in one of them.
+KINDS = ("int8, groups", "fp8", "AWQ", "NF4")
 each_form = pytest.mark.parametrize(
-    ("form", "name"), only([*zip(CODES, cycle(LARGE), strict=False)], CODES, LARGE)
+    ("form", "name"), only([*zip(KINDS, cycle(LARGE), strict=False)], CODES, LARGE)
 )
 
 
+@pytest.mark.each_value
 @archs
-@pytest.mark.parametrize(
-    ("name", "form", "num_tokens"), every_pair([*IN_CODES], [*CODES], [1, 32, 64])
-)
+@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+@pytest.mark.parametrize("form", CODES)
+@pytest.mark.parametrize("name", IN_CODES)
 def test_a_product_with_codes_fits(name: str, num_tokens: int, form: str, arch: int) -> None:
     kernel, shape = IN_CODES[name]
     found = compiled(*product_of_codes(kernel, form, shape, torch.bfloat16, num_tokens, arch))

@@ -46,7 +46,8 @@ def assert_waits_first(launch: Launch) -> None:
     assert sum(name.startswith(LET_NEXT_BEGIN) for name in behind) == 1
 
 
-@pytest.mark.parametrize("num_rows", [pytest.param(1, marks=pytest.mark.slow), 40])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_rows", [1, 40])
 def test_a_layer_begins_early_and_waits_before_it_touches_memory(num_rows: int) -> None:
     launches = [each for each in launched(num_rows) if isinstance(each, Launch)]
     early = [each for each in launches if each.is_dependent]

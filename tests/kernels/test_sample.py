@@ -55,7 +55,7 @@ def kept(sampler: Sampler, scores: Tensor, **values: Any) -> Tensor:
 SCORES = st.lists(st.integers(-24, 24).map(lambda x: x / 4), min_size=2, max_size=40)
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(scores=SCORES, top_k=st.integers(0, 45))
 def test_top_k_keeps_what_is_at_least_the_kth(
     sampler: Sampler, scores: list[float], top_k: int
@@ -67,7 +67,7 @@ def test_top_k_keeps_what_is_at_least_the_kth(
     assert second.equal(rows[1])
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(scores=SCORES, top_p=st.floats(2.0**-10, 1.0, width=32))
 def test_top_p_keeps_the_smallest_set_of_that_mass_and_its_ties(
     sampler: Sampler, scores: list[float], top_p: float
@@ -84,7 +84,7 @@ def test_top_p_keeps_the_smallest_set_of_that_mass_and_its_ties(
         np.testing.assert_array_equal(is_kept, reference.kept_by_top_p(np.array(scores), top_p))
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(scores=SCORES, min_p=st.floats(0.0, 1.0, width=32))
 def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
     sampler: Sampler, scores: list[float], min_p: float
@@ -99,7 +99,7 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
     assert second.equal(rows[1])
 
 
-@settings(max_examples=200)
+@settings(max_examples=50)
 @given(
     scores=SCORES,
     is_hidden=st.lists(st.booleans(), min_size=40, max_size=40),
@@ -154,7 +154,7 @@ def test_a_wide_and_a_narrow_nucleus_are_found_alike(sampler: Sampler, spread: f
         np.testing.assert_array_equal(row_kept, reference.kept_by_top_p(row.astype(float), 0.8))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_a_mixed_batch_samples_what_the_reference_samples_row_by_row(
     sampler: Sampler, data: st.DataObject
