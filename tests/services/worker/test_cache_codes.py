@@ -22,8 +22,8 @@ BLOCKS = 256
     [
         ("native", "float", "fp8"),
         ("native", "int", "int8"),
-        ("torch", "float", "fp8"),
-        ("device", "int", "int8"),
+        pytest.param("torch", "float", "fp8", marks=pytest.mark.slow),
+        pytest.param("device", "int", "int8", marks=pytest.mark.slow),
     ],
 )
 def test_auto_is_what_the_checkpoint_asks_for(

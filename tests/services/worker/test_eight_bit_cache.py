@@ -23,7 +23,6 @@ from services.worker.models import CausalLM
 from services.worker.startup.cache_codes import CACHE_CODES
 from shared.settings.fields import CACHE_SYNONYMS
 from shared.settings.worker import WorkerConfig
-from tests.selection import every_pair
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.device_contexts import OnDevice
@@ -63,6 +62,7 @@ def test_what_can_be_asked_for_is_there() -> None:
         assert WorkerConfig(kv_cache_dtype=name).kv_cache_dtype == ours
 
 
+@pytest.mark.each_value
 @codes
 @each_variant
 @pytest.mark.parametrize("name", [*SHAPES, LATENTS])
@@ -108,23 +108,18 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
 
 
+@pytest.mark.each_value
+@codes
 @each_variant
-@pytest.mark.parametrize(
-    ("name", "dtype", "codes"),
-    every_pair(
-        ["Qwen3, three queries a key, tied", "Mistral, windows", LATENTS],
-        [FLOAT32, torch.bfloat16],
-        [*HIGHEST_CODE],
-    ),
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", [FLOAT32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["Qwen3, three queries a key, tied", "Mistral, windows", LATENTS])
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     name: str, variant: str, dtype: torch.dtype, codes: torch.dtype
 ) -> None:
-    config, some = config_of(name), native_prompts(600, 35, 1, 9)
+    config, some = config_of(name), native_prompts(300, 35, 1, 9)
     model = make_native(config, dtype, variant, 16, 2)
     expected = run(model, config, dtype, some, 1000, codes=codes)
-    for chunk_size in (1, 16, 299):
+    for chunk_size in (1, 16, 270):
         found = run(model, config, dtype, some, chunk_size, codes=codes)
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
     (alone,) = run(model, config, dtype, some[:1], 13, codes=codes)
@@ -199,9 +194,10 @@ def test_native_code_keeps_what_torch_does(name: str, variant: str, codes: torch
     assert (difference > 0).float().mean() < 1e-3
 
 
-@pytest.mark.parametrize(
-    ("kernels", "name", "dtype"), every_pair([*ENGINES], NAMES, ["float32", "bfloat16"])
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_more_blocks_fit(tmp_path: Path, kernels: str, name: str, dtype: str) -> None:
     """A byte per element, and a scale for each head; the MTP head's layer too."""
     save_mimo(tmp_path)
@@ -224,7 +220,12 @@ def test_more_blocks_fit(tmp_path: Path, kernels: str, name: str, dtype: str) ->
 
 @pytest.mark.parametrize(
     ("kernels", "name", "num"),
-    [("native", "int8", 12), ("native", "fp8", 12), ("torch", "int8", 3), ("device", "fp8", 3)],
+    [
+        ("native", "int8", 12),
+        pytest.param("native", "fp8", 12, marks=pytest.mark.slow),
+        pytest.param("torch", "int8", 3, marks=pytest.mark.slow),
+        pytest.param("device", "fp8", 3, marks=pytest.mark.slow),
+    ],
 )
 def test_texts_are_the_same_with_drafts_and_after_preemption(
     kernels: str, name: str, num: int
@@ -243,7 +244,7 @@ def test_texts_are_the_same_with_drafts_and_after_preemption(
     assert squeezed.num_resumed > 0 or num < 12
 
 
-@pytest.mark.parametrize("kernels", ["torch", "device"])
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("device", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
 def test_models_of_transformers_keep_codes_too(tmp_path: Path, kernels: str, name: str) -> None:
     """Layers with a window have twice the KV heads of the others. Most first tokens equal those

@@ -63,6 +63,7 @@ def embedded(library: NativeLibrary, packed: PackedMatrix, ids: Tensor, first: i
     ("group", "has_zeros"), [(None, False), (None, True), (16, True), (32, False), (256, False)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.each_value
 def test_native_rows_are_what_the_codes_stand_for_to_the_bit(
     variant: str, kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype
 ) -> None:
@@ -76,9 +77,10 @@ def test_native_rows_are_what_the_codes_stand_for_to_the_bit(
     assert not found[~is_ours].any()
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
-@pytest.mark.parametrize(("setting", "form"), ENDS)
+@pytest.mark.each_value
 @tied
+@pytest.mark.parametrize(("setting", "form"), ENDS)
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     tmp_path: Path, setting: str, form: Quantization, is_tied: bool, kernels: str
 ) -> None:
@@ -94,6 +96,7 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
             assert_greedy(oracle, prompt, text)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ["native", "device"])
 @pytest.mark.parametrize(
     ("setting", "is_tied"), [(EMBEDDING, False), (EMBEDDING, True), (HEAD, False)]
@@ -194,8 +197,9 @@ def test_embeddings_that_become_codes_have_no_memory_for_numbers(
     assert allocated == ([] if is_tied else [model.lm_head])
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.each_value
 @tied
+@pytest.mark.parametrize("kernels", ENGINES)
 def test_a_checkpoints_codes_of_embeddings_and_head_are_kept(
     tmp_path: Path, is_tied: bool, kernels: str
 ) -> None:

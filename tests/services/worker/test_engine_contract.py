@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
+from benchmarks.harness.engines import ENGINES, KERNELS, AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
 from services.worker.backends.native import NativeLM
 from services.worker.models.registry import read_model_config
@@ -33,17 +33,21 @@ from tests.services.worker.checkpoints import (
 from tests.services.worker.driver import Driver, Job, model_of
 
 NO_IDS = np.zeros(0, np.int32)
+not_on_the_device = pytest.mark.parametrize(
+    "shared_engine", [*KERNELS, pytest.param("device", marks=pytest.mark.slow)], indirect=True
+)
 FOREVER = SamplingParams(seed=0, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, checkpoint: Path) -> AnyEngine:
+def shared_engine(request: pytest.FixtureRequest, checkpoint: Path) -> AnyEngine:
     return make_engine(checkpoint, request.param)
 
 
-@pytest.fixture(autouse=True)
-def _reset(engine: AnyEngine) -> None:
-    engine.reset()
+@pytest.fixture
+def engine(shared_engine: AnyEngine) -> AnyEngine:
+    shared_engine.reset()
+    return shared_engine
 
 
 def admit(slot: int, num_ids: int, params: SamplingParams = FOREVER, route: int = 0) -> Admit:
@@ -136,6 +140,7 @@ def test_max_tokens_ends_with_length(engine: AnyEngine, max_tokens: int) -> None
     assert job.end.finish == "length"
 
 
+@not_on_the_device
 def test_without_max_tokens_the_context_is_filled(engine: AnyEngine) -> None:
     job = Job([20, 21, 22], FOREVER)
     (text,) = Driver(engine).run([job])
@@ -151,10 +156,11 @@ def test_max_model_len_wins_over_max_tokens(checkpoint: Path) -> None:
     assert len(text) == 13
 
 
+@not_on_the_device
 def test_an_end_token_is_emitted_and_ends_with_stop(engine: AnyEngine) -> None:
     """At a high temperature the end comes by chance; then it is the last token and the only end."""
     params = SamplingParams(seed=11, temperature=50.0)
-    jobs = [Job(prompt, params, choice) for choice, prompt in enumerate(random_prompts(20))]
+    jobs = [Job(prompt, params, choice) for choice, prompt in enumerate(random_prompts(6))]
     texts = Driver(engine).run(jobs)
     stopped = [
         text for job, text in zip(jobs, texts, strict=True) if job.end and job.end.finish == "stop"
@@ -164,9 +170,10 @@ def test_an_end_token_is_emitted_and_ends_with_stop(engine: AnyEngine) -> None:
         assert text.index(EOS_ID) == len(text) - 1
 
 
+@not_on_the_device
 def test_ignore_eos_goes_on(engine: AnyEngine) -> None:
     params = SamplingParams(seed=11, temperature=50.0, ignore_eos=True)
-    texts = Driver(engine).run([Job(prompt, params) for prompt in random_prompts(8)])
+    texts = Driver(engine).run([Job(prompt, params) for prompt in random_prompts(3)])
     assert any(EOS_ID in text[:-1] for text in texts)
 
 

@@ -53,13 +53,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def engine(request: pytest.FixtureRequest, folder: Path) -> AnyEngine:
+def shared_engine(request: pytest.FixtureRequest, folder: Path) -> AnyEngine:
     return make_engine(folder, request.param)
 
 
-@pytest.fixture(autouse=True)
-def _reset(engine: AnyEngine) -> None:
-    engine.reset()
+@pytest.fixture
+def engine(shared_engine: AnyEngine) -> AnyEngine:
+    shared_engine.reset()
+    return shared_engine
 
 
 def blocks_of(engine: AnyEngine, slot: int) -> list[int]:
@@ -72,11 +73,13 @@ def changed(**changes) -> SamplingParams:
 
 
 @pytest.fixture(scope="module")
-def plain(engine: AnyEngine) -> list[list[int]]:
-    return Driver(engine).run([Job(prompt, PARAMS) for prompt in random_prompts(6)])
+def plain(shared_engine: AnyEngine) -> list[list[int]]:
+    return Driver(shared_engine).run([Job(prompt, PARAMS) for prompt in random_prompts(6)])
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("shared_engine", ["native", "torch", "device"], indirect=True)
 def test_text_and_logprobs_are_the_same_whatever_the_batch_chunks_and_resumption(
     engine: AnyEngine, plain: list[list[int]], name: str
 ) -> None:

@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2ForCausalLM
 
-from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
+from benchmarks.harness.engines import ENGINES, KERNELS, AnyEngine, make_engine
 from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
 from tests.services.worker.driver import Driver, Job
+
+not_on_the_device = pytest.mark.parametrize(
+    "engine", [*KERNELS, pytest.param("device", marks=pytest.mark.slow)], indirect=True
+)
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -25,7 +29,9 @@ def test_one_prompt_continues_as_transformers_does(
     assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("chunk_sizes", [[1000], [1], [3, 7, 1, 5], [13]])
+@pytest.mark.each_value
+@pytest.mark.parametrize("chunk_sizes", [[1000], [13], [3, 7, 1, 5], [1]])
+@pytest.mark.parametrize("engine", ["native", "torch", "device"], indirect=True)
 def test_twenty_ragged_prompts_continue_as_transformers_does(
     engine: AnyEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int]
 ) -> None:
@@ -35,17 +41,20 @@ def test_twenty_ragged_prompts_continue_as_transformers_does(
         assert_greedy(oracle, prompt, text)
 
 
+@not_on_the_device
 def test_slots_and_blocks_used_again_leave_no_trace(
     engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
-    for seed in range(3):
+    for seed in range(2):
         prompts = random_prompts(6, seed=seed)
         texts = Driver(engine, [9, 2], seed).run([Job(prompt) for prompt in prompts])
         for prompt, text in zip(prompts, texts, strict=True):
             assert_greedy(oracle, prompt, text)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_resumed_sequence_goes_on_as_if_never_interrupted(
     engine: AnyEngine, temperature: float
 ) -> None:
@@ -59,6 +68,7 @@ def test_a_resumed_sequence_goes_on_as_if_never_interrupted(
     assert Driver(engine, [4, 11], seed=9).run(halves) == whole
 
 
+@not_on_the_device
 def test_a_text_is_the_same_alone_and_in_a_batch(engine: AnyEngine) -> None:
     jobs = [
         (
@@ -72,7 +82,7 @@ def test_a_text_is_the_same_alone_and_in_a_batch(engine: AnyEngine) -> None:
             ),
             number % 2,
         )
-        for number, prompt in enumerate(random_prompts(12, seed=2))
+        for number, prompt in enumerate(random_prompts(6, seed=2))
     ]
     together = Driver(engine, [5, 16]).run([Job(*job) for job in jobs])
     alone = [Driver(engine, seed=4).run([Job(*job)])[0] for job in jobs]

@@ -42,6 +42,7 @@ from services.worker.config.sparse_config import SparseConfig
 from services.worker.models.registry import MODELS, read_model_config
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
+from tests.selection import only
 from tests.services.worker.checkpoints import (
     asked_once,
     assert_greedy,
@@ -385,9 +386,27 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[*CASES, *HYBRIDS, *GEMMA4])
+ALL_CASES = CASES | HYBRIDS | GEMMA4
+# The first case of each family.
+FIRST = [*{family: name for name, (family, _) in reversed(ALL_CASES.items())}.values()]
+# Each kind of layer once.
+IN_BFLOAT16 = [
+    ("deepseek v3, yarn", "native"),
+    ("glm 5, shared choices, biases", "torch"),
+    ("llama 3.2", "native"),
+    ("qwen3 moe", "native"),
+    ("gemma 2", "native"),
+    ("gpt-oss", "native"),
+    ("lfm2", "torch"),
+    ("qwen3-next", "native"),
+    ("kimi", "native"),
+    ("gemma 4", "native"),
+]
+
+
+@pytest.fixture(scope="module", params=ALL_CASES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    family, changes = (CASES | HYBRIDS | GEMMA4)[request.param]
+    family, changes = ALL_CASES[request.param]
     folder = tmp_path_factory.mktemp("family")
     save_model(folder, family, shard_size="40KB", **changes)
     assert len(weight_files(folder)) >= 2
@@ -414,14 +433,16 @@ def assert_same_logits(folder: Path, oracle: PreTrainedModel, kernels: str = "to
         np.testing.assert_allclose(ours, true_logits(oracle, prompt), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=pytest.mark.slow)])
 def test_logits_are_those_of_transformers(
     folder: Path, oracle: PreTrainedModel, kernels: str
 ) -> None:
     assert_same_logits(folder, oracle, kernels)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(
+    ("folder", "kernels"), only(IN_BFLOAT16, ALL_CASES, KERNELS), indirect=["folder"]
+)
 def test_bfloat16_stays_near_the_logits_of_float32(
     folder: Path, oracle: PreTrainedModel, kernels: str
 ) -> None:
@@ -439,13 +460,9 @@ WHOLE, CHUNKS = [1000], [3, 7, 1, 5]
 
 
 @pytest.mark.parametrize(
-    ("kernels", "chunk_sizes"),
-    [
-        ("native", CHUNKS),
-        ("torch", WHOLE),
-        pytest.param("native", WHOLE, marks=pytest.mark.slow),
-        pytest.param("torch", CHUNKS, marks=pytest.mark.slow),
-    ],
+    ("folder", "kernels", "chunk_sizes"),
+    only([(name, "native", CHUNKS) for name in FIRST], ALL_CASES, KERNELS, [WHOLE, CHUNKS]),
+    indirect=["folder"],
 )
 def test_greedy_text_is_that_of_transformers(
     folder: Path, oracle: PreTrainedModel, kernels: str, chunk_sizes: list[int]

@@ -60,6 +60,7 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
             assert_greedy(oracle, prompt, text)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(("kernels", "cache"), CACHES)
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_the_same_after_prefix_hits_and_preemption(

@@ -34,6 +34,7 @@ from services.worker.weights.online import ONLINE, Quantization
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
+from tests.selection import only
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
@@ -84,13 +85,13 @@ def with_codes(oracle: PreTrainedModel, form: Quantization) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("name", "form", "kernels"),
     [
-        (DENSE, "wint8", "torch"),
         (SHARED, "wint4", "torch"),
-        (EXPERTS, "wint8", "torch"),
         (DENSE, "wint8", "native"),
-        (SHARED, "wint4", "native"),
         (EXPERTS, "wint4", "native"),
         (SHARED, "wint8", "device"),
+        pytest.param(DENSE, "wint8", "torch", marks=slow),
+        pytest.param(EXPERTS, "wint8", "torch", marks=slow),
+        pytest.param(SHARED, "wint4", "native", marks=slow),
         pytest.param(DENSE, "wint4", "device", marks=slow),
         pytest.param(EXPERTS, "wint4", "device", marks=slow),
     ],
@@ -143,12 +144,13 @@ def in_stacks(values: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tens
     return found
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
         (DENSE, "compressed-tensors"),
-        (SHARED, "fp8"),
+        pytest.param(SHARED, "fp8", marks=slow),
         (EXPERTS, "fp8"),
         (WITH_IMAGES, "awq"),
     ],
@@ -187,11 +189,16 @@ def test_embeddings_of_layers_may_be_codes(tmp_path: Path, kernels: str) -> None
         assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("name", [DENSE, SHARED, EXPERTS])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    only(
+        [(SHARED, "torch"), (EXPERTS, "native")],
+        *([DENSE, SHARED, EXPERTS], KERNELS),
+    ),
+)
 def test_texts_are_the_same_alone_and_in_chunks(tmp_path: Path, name: str, kernels: str) -> None:
     save(tmp_path, name)
-    oracle, prompts = oracle_of(tmp_path), long_prompts(4)
+    oracle, prompts = oracle_of(tmp_path), long_prompts(2)
     engine = make_engine(tmp_path, kernels)
     crowd = [Driver(engine, [size]).run([Job(each) for each in prompts]) for size in (1, 7, 64)]
     alone = [Driver(engine, [64]).run([Job(each)])[0] for each in prompts]
@@ -203,12 +210,12 @@ def test_texts_are_the_same_alone_and_in_chunks(tmp_path: Path, name: str, kerne
 @pytest.mark.parametrize(
     ("name", "kernels", "cache"),
     [
-        (SHARED, "torch", "auto"),
-        (DENSE, "device", "auto"),
-        (SHARED, "device", "int8"),
+        pytest.param(SHARED, "device", "int8", marks=slow),
         (SHARED, "native", "int8"),
         (DENSE, "native", "fp8"),
         (EXPERTS, "native", "auto"),
+        pytest.param(SHARED, "torch", "auto", marks=slow),
+        pytest.param(DENSE, "device", "auto", marks=slow),
         pytest.param(DENSE, "torch", "fp8", marks=slow),
         pytest.param(EXPERTS, "torch", "auto", marks=slow),
     ],
@@ -378,7 +385,9 @@ def test_float32_logits_of_native_code_are_those_of_torch(name: str, variant: st
 
 
 @each_variant
-@each_size
+@pytest.mark.parametrize(
+    "name", [pytest.param(DENSE, marks=slow), SHARED, pytest.param(EXPERTS, marks=slow)]
+)
 def test_bfloat16_logits_of_native_code_are_nearer_to_float32(name: str, variant: str) -> None:
     config, prompts, dtype = config_of(name), native_prompts(1, 17, 130, 400), torch.bfloat16
     exact = run(TorchLM(model_of(config, dtype).float()), config, torch.float32, prompts, 300)
@@ -387,13 +396,14 @@ def test_bfloat16_logits_of_native_code_are_nearer_to_float32(name: str, variant
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("codes", [None, torch.int8, torch.uint8], ids=str)
 @each_variant
 @each_size
 def test_logits_are_the_same_bits_whatever_shares_a_step(
     name: str, variant: str, codes: torch.dtype | None
 ) -> None:
-    config, prompts, dtype = config_of(name), native_prompts(600, 35, 1, 9), torch.bfloat16
+    config, prompts, dtype = config_of(name), native_prompts(300, 35, 1, 9), torch.bfloat16
     model = native_of(config, dtype, variant)
     expected = run(model, config, dtype, prompts, 1000, codes=codes)
     for chunk_size in (1, 7, 64):

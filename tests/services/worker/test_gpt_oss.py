@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, GptOssForCausalLM, PreTrainedModel
 from transformers.utils.quantization_config import Mxfp4Config
 
-from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
+from benchmarks.harness.engines import KERNELS, make_engine
 from benchmarks.harness.oracle import true_logits
 from services.worker.layers.experts import Experts
 from services.worker.layers.weights import Dense, Quantized
@@ -63,7 +63,7 @@ def test_logits_are_those_of_transformers(
         np.testing.assert_allclose(ours, true_logits(oracle, prompt), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", [*KERNELS, pytest.param("device", marks=pytest.mark.slow)])
 def test_texts_are_those_of_transformers(
     folder: Path, oracle: PreTrainedModel, kernels: str
 ) -> None:
@@ -75,7 +75,7 @@ def test_texts_are_those_of_transformers(
         assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("kernels", ["native", "device"])
+@pytest.mark.parametrize("kernels", ["native", pytest.param("device", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", ["wint8", "wint4"])
 def test_texts_of_other_forms_are_those_of_what_they_stand_for(
     dense: Path, form: Quantization, kernels: str

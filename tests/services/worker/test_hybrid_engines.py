@@ -23,6 +23,7 @@ def with_head(folder: Path, name: str) -> Path:
     return Checkpoint(HYBRID_FAMILIES[name], folder).folder
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", HYBRID_FAMILIES)
 def test_with_drafts_texts_are_those_without(tmp_path: Path, name: str, kernels: str) -> None:
@@ -49,13 +50,14 @@ def prompts() -> list[list[int]]:
     ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize(
     "name",
     [
         "qwen3-next",
         "granite 4, tied",
-        "granite 4, experts, biases of other GEMMs",
-        "nemotron 3, latents",
+        pytest.param("granite 4, experts, biases of other GEMMs", marks=pytest.mark.slow),
+        pytest.param("nemotron 3, latents", marks=pytest.mark.slow),
         "kimi",
         "ling 2.5",
     ],

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, DeepseekV3ForCausalLM, PreTrainedModel
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.layers.heads import LatentSpec
 from services.worker.layers.latent_expansion import LatentExpansion
@@ -114,7 +114,7 @@ def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
         assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", [*KERNELS, pytest.param("device", marks=pytest.mark.slow)])
 def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transformers(
     folder: Path, kernels: str
 ) -> None:
@@ -129,7 +129,7 @@ def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transfo
     ("kernels", "name"),
     [
         ("native", "fp8"),
-        ("torch", "int8"),
+        pytest.param("torch", "int8", marks=pytest.mark.slow),
         pytest.param("native", "int8", marks=pytest.mark.slow),
         pytest.param("device", "fp8", marks=pytest.mark.slow),
     ],

@@ -166,7 +166,9 @@ def speculation(method: str) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": DEPTH, "adaptive": False}
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
 def test_drafts_are_those_of_plain_torch(checkpoint: Checkpoint, kernels: str) -> None:
     engine = make_engine(checkpoint.folder, kernels, speculative_config=speculation("mtp"))
     prompts = random_prompts(6)
@@ -186,7 +188,9 @@ def test_drafts_are_those_of_plain_torch(checkpoint: Checkpoint, kernels: str) -
     assert num_seen > 60
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
 def test_with_drafts_texts_are_those_without(checkpoint: Checkpoint, kernels: str) -> None:
     """At a high temperature even drafts of a random head are often accepted."""
     params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]

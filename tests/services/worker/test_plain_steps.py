@@ -83,7 +83,10 @@ def without(own: HostEngine, monkeypatch: pytest.MonkeyPatch, **options: Any) ->
         return run(own, **options)
 
 
-@pytest.mark.parametrize("max_open", [pytest.param(1, marks=pytest.mark.slow), 4, 1000])
+@pytest.mark.parametrize(
+    "max_open",
+    [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(1000, marks=pytest.mark.slow)],
+)
 def test_texts_and_ends_are_the_same(
     engine: HostEngine, max_open: int, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +109,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
     return own
 
 
-@pytest.mark.parametrize("max_open", [1, 14])
+@pytest.mark.parametrize("max_open", [pytest.param(1, marks=pytest.mark.slow), 14])
 def test_a_row_that_is_not_finite_fails_alone(
     small: HostEngine, max_open: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

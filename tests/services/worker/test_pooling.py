@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
 from benchmarks.harness.scheduled import Run
 from services.worker.plan_check import PlanCheck
 from services.worker.service import WorkerService
@@ -66,7 +66,9 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize(
+    "kernels", ["native", "torch", pytest.param("device", marks=pytest.mark.slow)]
+)
 def test_embeddings_are_those_of_transformers_however_prompts_are_cut(
     kernels: str, embedder: Path
 ) -> None:
@@ -116,7 +118,9 @@ def test_last_states_begin_in_the_cache_and_means_do_not(embedder: Path) -> None
             assert first.tobytes() == second.tobytes()
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize(
+    "kernels", ["device", *(pytest.param(each, marks=pytest.mark.slow) for each in KERNELS)]
+)
 def test_classes_are_those_of_transformers(kernels: str, tmp_path: Path) -> None:
     save_classifier(tmp_path, 3)
     engine = make_engine(tmp_path, kernels, max_num_batched_tokens=16, max_model_len=48)
@@ -129,7 +133,7 @@ def test_classes_are_those_of_transformers(kernels: str, tmp_path: Path) -> None
     assert np.abs(found - exps / exps.sum(1, keepdims=True)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("is_tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_score_of_two_tokens_is_the_second_ones_probability(
     is_tied: bool, tmp_path: Path
 ) -> None:

@@ -12,8 +12,11 @@ from shared.wire.messages import SamplingParams
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-CACHES = [("native", "auto"), ("native", "int8"), ("device", "auto")]
-MORE_CACHES = [("native", "fp8"), ("torch", "auto"), ("torch", "fp8"), ("device", "int8")]
+CACHES = [("native", "auto"), ("native", "int8")]
+MORE_CACHES = [
+    *(("native", "fp8"), ("torch", "auto"), ("torch", "fp8")),
+    *(("device", "auto"), ("device", "int8")),
+]
 
 
 @pytest.fixture(

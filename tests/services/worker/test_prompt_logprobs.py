@@ -220,7 +220,7 @@ def run_scheduled(engine: AnyEngine, core: Scheduler, jobs: list[Job]) -> None:
                 jobs[number].prompt_parts.append((each.row, part))
 
 
-@pytest.mark.parametrize("caches_prefixes", [True, False])
+@pytest.mark.parametrize("caches_prefixes", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_prompt_that_was_preempted_is_scored_once(
     checkpoint: Path, oracle: Qwen2ForCausalLM, caches_prefixes: bool
 ) -> None:

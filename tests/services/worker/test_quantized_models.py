@@ -17,7 +17,6 @@ from services.worker.models.registry import read_model_config
 from services.worker.weights.load import load_model
 from shared.errors import ConfigError
 from shared.wire.messages import SamplingParams
-from tests.selection import every_pair
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,
@@ -50,12 +49,10 @@ def with_values(dense: Path, values: dict[str, torch.Tensor], folder: Path) -> P
     return oracle.eval()
 
 
-@pytest.mark.parametrize(
-    ("dense", "layout", "kernels"),
-    every_pair(FAMILIES, [*LAYOUTS], [*ENGINES]),
-    indirect=["dense"],
-    scope="module",
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dense", FAMILIES, indirect=True, scope="module")
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     dense: Path, layout: str, kernels: str, tmp_path: Path
 ) -> None:

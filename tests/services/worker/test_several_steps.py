@@ -81,11 +81,13 @@ def run(kernels: str, method: str, num_steps: int, **options: Any) -> Run:
     ("kernels", "method", "num_steps"),
     [
         *product(["native"], ["none", "mtp", "ngram"], NUMS_OF_STEPS[-1:]),
-        ("native", "mtp", NUMS_OF_STEPS[0]),
-        ("torch", "none", NUMS_OF_STEPS[-1]),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in product(["torch"], ["none", "mtp"], NUMS_OF_STEPS[:-1])
+            for case in (
+                ("native", "mtp", NUMS_OF_STEPS[0]),
+                ("torch", "none", NUMS_OF_STEPS[-1]),
+                *product(["torch"], ["none", "mtp"], NUMS_OF_STEPS[:-1]),
+            )
         ),
     ],
 )
@@ -113,6 +115,7 @@ def _told_drafts(done: Run) -> Any:
     ]
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
 @pytest.mark.parametrize("method", ["none", "mtp"])
 def test_texts_are_the_same_where_sequences_come_and_go(method: str, pipeline_depth: int) -> None:

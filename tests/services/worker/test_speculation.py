@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.harness import scheduled
 from shared.wire.messages import SamplingParams
-from tests.selection import every_pair
 from tests.services.worker.speculation import (
     METHODS,
     engine_of,
@@ -37,11 +36,10 @@ RULES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(
-    ("temperature", "engine", "method"),
-    every_pair(TEMPERATURES, [("native", 1), ("native", 3), ("torch", 2)], METHODS),
-    ids=str,
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("engine", [("native", 1), ("native", 3), ("torch", 2)], ids=str)
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_texts_are_those_without_drafts(
     temperature: float, engine: tuple[str, int], method: str
 ) -> None:
@@ -56,14 +54,16 @@ def test_texts_are_those_without_drafts(
     assert with_drafts.num_accepted > 0
 
 
-@pytest.mark.parametrize(
-    ("temperature", "depth", "method"), every_pair(TEMPERATURES, [1, 3], METHODS)
-)
+@pytest.mark.slow
+@pytest.mark.each_value
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_alone_the_texts_are_the_same_too(temperature: float, depth: int, method: str) -> None:
     """Some of those written at once, short and long."""
-    some, params = prompts()[::7], params_of(temperature, 24)[::7]
+    some, params = prompts()[::8], params_of(temperature, 24)[::8]
     alone = scheduled.run(engine_of("native", method, depth), some, params, max_open=1)
-    assert alone.texts == without_drafts(temperature).texts[:24:7]
+    assert alone.texts == without_drafts(temperature).texts[:24:8]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,13 @@ def test_alone_the_texts_are_the_same_too(temperature: float, depth: int, method
     ],
 )
 def test_what_else_is_asked_holds_for_each_token_of_a_run(rules: Sequence[dict[str, Any]]) -> None:
+    some = prompts()[::2]
     params = [
         msgspec.structs.replace(each, **asked)
-        for each, asked in zip(params_of(0.7, 24), cycle(rules), strict=False)
+        for each, asked in zip(params_of(0.7, len(some)), cycle(rules), strict=False)
     ]
-    with_drafts = scheduled.run(engine_of("native", "mtp", 3), prompts(), params)
-    without = scheduled.run(plain("native"), prompts(), params)
+    with_drafts = scheduled.run(engine_of("native", "mtp", 3), some, params)
+    without = scheduled.run(plain("native"), some, params)
     assert with_drafts.texts == without.texts
     assert with_drafts.ends == without.ends
     assert with_drafts.num_accepted > 0
@@ -88,8 +89,8 @@ def test_what_else_is_asked_holds_for_each_token_of_a_run(rules: Sequence[dict[s
 @pytest.mark.parametrize(
     ("kernels", "num"),
     [
-        ("native", 24),
-        ("device", 3),
+        ("native", 8),
+        pytest.param("device", 2, marks=pytest.mark.slow),
         pytest.param("torch", 24, marks=pytest.mark.slow),
         pytest.param("device", 24, marks=pytest.mark.slow),
     ],
@@ -103,16 +104,19 @@ def test_every_emitted_token_has_its_logprobs(kernels: str, num: int) -> None:
         np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-3)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["mtp", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_the_context_is_filled_to_its_last_position(method: str) -> None:
     params = SamplingParams(seed=1, temperature=0.0, ignore_eos=True)
-    long = [each for each in prompts() if len(each) > 40][::3]
+    long = [each for each in prompts() if len(each) > 40][::6]
     full = scheduled.run(engine_of("native", method, 5), long, params)
     assert full.texts == scheduled.run(plain("native"), long, params).texts
     assert {len(p) + len(t) for p, t in zip(long, full.texts, strict=True)} == {160}
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+@pytest.mark.parametrize(
+    "max_tokens",
+    [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+)
 def test_few_tokens_are_not_more_with_drafts(max_tokens: int) -> None:
     params = SamplingParams(seed=1, temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
     few = scheduled.run(engine_of("native", "mtp", 5), prompts(), params)
@@ -121,8 +125,8 @@ def test_few_tokens_are_not_more_with_drafts(max_tokens: int) -> None:
 
 
 def test_drafts_with_logprobs_are_those_that_were_verified() -> None:
-    params = params_of(0.7, 24, logprobs=0, draft_logprobs=True)
-    done = scheduled.run(engine_of("native", "mtp", 3), prompts(), params)
+    params = params_of(0.7, 6, logprobs=0, draft_logprobs=True)
+    done = scheduled.run(engine_of("native", "mtp", 3), prompts()[::4], params)
     for text, verified, drafts in zip(done.texts, done.verified, done.drafts, strict=True):
         assert [row.run.num_tokens for row, _ in drafts] == [num for num, _ in verified if num]
         at = iter_positions(verified)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from benchmarks.harness import scheduled
-from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
+from benchmarks.harness.engines import ENGINES, make_engine
 from benchmarks.harness.scheduled import Run
 from services.worker.layers.weights import Dense
 from services.worker.slots.table import SlotTable
@@ -26,10 +26,9 @@ from tests.services.worker.speculation import (
     prompts,
 )
 
-# `make test` runs two prompts on one slow engine, and none on the other.
 ENGINES_AND_NUMS = [
     ("native", 4),
-    ("device", 2),
+    pytest.param("device", 2, marks=pytest.mark.slow),
     pytest.param("torch", 6, marks=pytest.mark.slow),
     pytest.param("device", 6, marks=pytest.mark.slow),
 ]
@@ -76,7 +75,8 @@ def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str, num: int) -> 
 @pytest.mark.parametrize(
     ("kernels", "pipeline_depth", "num"),
     [
-        *(("native", 1, 12), ("native", 2, 12), ("device", 2, 4)),
+        ("native", 2, 12),
+        pytest.param("native", 1, 12, marks=pytest.mark.slow),
         *(
             pytest.param(kernels, depth, 24, marks=pytest.mark.slow)
             for kernels in ("torch", "device")
@@ -104,8 +104,8 @@ PAUSES = ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0])
 @pytest.mark.parametrize(
     ("kernels", "num", "pauses"),
     [
-        *(("native", 4, pauses) for pauses in PAUSES),
-        ("device", 2, PAUSES[0]),
+        *(("native", 4, pauses) for pauses in PAUSES[:2]),
+        pytest.param("native", 4, PAUSES[2], marks=pytest.mark.slow),
         *(
             pytest.param(kernels, 6, pauses, marks=pytest.mark.slow)
             for kernels in ("torch", "device")
@@ -153,12 +153,12 @@ def embeddings_of(folder: Path) -> Tensor:
     return found.float()
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
     kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token 777 makes activations that are not finite, and is the second draft of each row."""
-    engine, some = own_engine(kernels), some_prompts(4)
+    engine, some = own_engine(kernels), some_prompts(2)
     without = scheduled.run(plain("native"), some, REPEATED)
     model = engine._model
     draft = engine._drafter.draft
@@ -184,7 +184,7 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
     assert any((0, 0) in rows for rows in done.verified), "rows are computed again without drafts"
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 def test_blocks_of_requests_that_failed_do_not_spoil_drafts(kernels: str) -> None:
     engine, some = own_engine(kernels), some_prompts(4)
     before = scheduled.run(engine, some, REPEATED)

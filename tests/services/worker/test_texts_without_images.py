@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from benchmarks.harness.engines import KERNELS, make_engine
+from benchmarks.harness.engines import make_engine
 from services.worker.media.qwen2_5_vl import AxesConfig
 from services.worker.models.registry import MODELS, read_architectures, read_model_config
 from shared.errors import ConfigError
@@ -46,11 +46,12 @@ def text_of(folder: Path, prompt: list[int], kernels: str = "torch") -> list[int
     return text
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 def test_text_is_that_of_transformers(folder: Path, expected: Expected, kernels: str) -> None:
     assert text_of(folder, expected.prompt_ids, kernels) == expected.ids
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("folder", OLDER, indirect=True)
 @pytest.mark.parametrize("kind", ["mrope", "default"])
 def test_an_older_flat_config_is_read(
@@ -66,6 +67,7 @@ def test_an_older_flat_config_is_read(
     assert text_of(copy, expected.prompt_ids) == expected.ids
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("folder", OLDER, indirect=True)
 @pytest.mark.parametrize(
     "prefixes",
@@ -85,6 +87,8 @@ def test_other_layouts_of_the_checkpoint_are_read(
     assert text_of(renamed(folder, tmp_path, prefixes), expected.prompt_ids) == expected.ids
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("folder", SERVED, indirect=True)
 @pytest.mark.parametrize("section", [None, [2, 3, 4], [4, 4], [9, -1, 0], "233"])
 def test_a_section_must_cover_the_frequencies(folder: Path, tmp_path: Path, section: Any) -> None:
     copy = renamed(folder, tmp_path, {})

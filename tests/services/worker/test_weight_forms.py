@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.native import NativeLM
@@ -25,7 +25,6 @@ from services.worker.weights.load import build_model, load_model, quantize
 from services.worker.weights.online import ONLINE, Quantization
 from shared.model_folder import EMBEDDED_MODEL
 from shared.settings.worker import WorkerConfig
-from tests.selection import every_pair
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
@@ -123,9 +122,10 @@ BACKENDS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("quantization", "name", "backend"), every_pair(QUANTIZATIONS, SHAPES, [*BACKENDS])
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_logits_are_those_of_what_the_codes_stand_for(
     quantization: Quantization, name: str, backend: str
 ) -> None:
@@ -157,16 +157,13 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
     assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
 
 
+@pytest.mark.each_value
 @each_variant
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("quantization", "name", "dtype"),
-    every_pair(
-        QUANTIZATIONS,
-        ["ERNIE, interleaved, biases everywhere", "Qwen2-MoE, a gate, a dense layer"],
-        [torch.float32, torch.bfloat16],
-    ),
-    ids=str,
+    "name", ["ERNIE, interleaved, biases everywhere", "Qwen2-MoE, a gate, a dense layer"]
 )
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     quantization: Quantization, name: str, variant: str, dtype: torch.dtype
 ) -> None:
@@ -178,8 +175,9 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.each_value
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("kernels", ["native", "torch", "device"])
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     checkpoint: Path, oracle: Any, kernels: str, quantization: Quantization
 ) -> None:
