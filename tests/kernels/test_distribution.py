@@ -39,14 +39,10 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def by_samplers(cases: Sequence[tuple[Any, ...]], of_torch: Sequence[int]) -> list[Any]:
-    """All ``cases`` by native code; torch takes seconds for each, so ``make test`` runs only the
-    listed ones."""
+def by_samplers(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """All ``cases`` by native code; torch takes seconds for each."""
     native = [(variant, *case) for variant in variants() for case in cases]
-    marks = [() if number in of_torch else pytest.mark.slow for number in range(len(cases))]
-    return native + [
-        pytest.param("torch", *case, marks=mark) for case, mark in zip(cases, marks, strict=True)
-    ]
+    return native + [pytest.param("torch", *case, marks=pytest.mark.slow) for case in cases]
 
 
 def num_sampled(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
@@ -90,7 +86,7 @@ def _percentile_999(num_degrees: int) -> float:
 
 @pytest.mark.parametrize(
     ("sampler", "values"),
-    by_samplers([(values,) for values in VARIANTS], of_torch=[len(VARIANTS) - 1]),
+    by_samplers([(values,) for values in VARIANTS]),
     indirect=["sampler"],
     ids=str,
 )
@@ -102,9 +98,10 @@ def test_samples_follow_the_requested_distribution(
     assert misfit(num_sampled(sampler, **values), shares) < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "values", "wrong"),
-    by_samplers(WRONG, of_torch=[]),
+    by_samplers(WRONG),
     indirect=["sampler"],
     ids=str,
 )
@@ -114,9 +111,7 @@ def test_samples_that_are_off_by_a_few_percent_are_found(
     assert misfit(num_sampled(sampler, **wrong), expected_shares(**values)) > 1
 
 
-@pytest.mark.parametrize(
-    ("sampler", "factor"), by_samplers([(1.05,)], of_torch=[]), indirect=["sampler"]
-)
+@pytest.mark.parametrize(("sampler", "factor"), by_samplers([(1.05,)]), indirect=["sampler"])
 def test_one_token_that_comes_five_percent_too_often_is_found(
     sampler: Sampler, factor: float
 ) -> None:

@@ -27,7 +27,7 @@ from tests.services.agreement.admitted import admitted
 from tests.services.gateway.text.replies import Told, all_cuts, cut, markers_of, rules, run, told
 from tests.services.tokenizer.guides.conftest import vocabulary_with
 
-NUM_TEXTS = 2  # of each format, with markers as tokens, and again as text
+NUM_TEXTS = 1  # of each format, with markers as tokens, and again as text
 NUM_CUTS = 6
 PYTHON_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""")
 SCHEMA: dict[str, Any] = {

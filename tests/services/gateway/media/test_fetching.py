@@ -392,6 +392,7 @@ async def test_slow_hosts_of_one_key_hold_up_no_other(
         assert {(await each)[0] for each in waiting} == {400}
 
 
+@pytest.mark.slow
 async def test_lookups_without_an_answer_of_one_key_hold_up_no_other(
     tmp_path: Path,
     tokenizer: FakeTokenizer,

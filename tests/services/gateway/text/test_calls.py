@@ -17,7 +17,7 @@ from tests.services.gateway.text.replies import (
     told,
 )
 
-NUM_CUTS = 30  # as tokens, and again as text
+NUM_CUTS = 10  # as tokens, and again as text
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])
@@ -35,7 +35,7 @@ def test_markers_that_are_not_shown_do_what_those_do_that_are(subtests: pytest.S
         of = rules(name, added_tokens=markers_of(rules(name)))
         text, marks = hidden(whole, marks_of(whole, markers_of(of)))
         with subtests.test(name=name, text=text):
-            for pieces in all_cuts(text, marks, NUM_CUTS // 10):
+            for pieces in all_cuts(text, marks, NUM_CUTS // 3):
                 assert told(run(of, pieces, OutputStart.UNDECIDED)) == expected, pieces
 
 

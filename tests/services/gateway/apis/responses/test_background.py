@@ -73,6 +73,7 @@ async def test_what_one_asks_for_in_vain_is_named_when_it_is_queued(
             await until_status(client, reply.parse().id, "completed")
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("is_here", [True, False])
 @pytest.mark.parametrize("is_accepted", [True, False])
 async def test_one_is_cancelled_through_any_gateway(
