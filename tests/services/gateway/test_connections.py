@@ -303,6 +303,7 @@ class TestOfAClientThatSendsNoMore:
                 assert cancel.keys == [RequestKey(*request.key)]
             await until_idle(gateway.url)
 
+    @pytest.mark.slow
     async def test_one_that_leaves_later_is_noticed_by_the_next_comment(
         self, tmp_path: Path, tokenizer: FakeTokenizer
     ) -> None:

@@ -155,12 +155,11 @@ def test_states_and_windows_in_one_model_are_refused():
     assert why_refused(with_states, []) == "the capacity has groups with windows and states"
 
 
-@pytest.mark.parametrize(
-    ("num_chats", "least"), [(8, 0.95), pytest.param(4, 0.3, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_chats", "least"), [(8, 0.95), (4, 0.3)])
 def test_agents_find_most_of_their_conversations(num_chats: int, least: float):
-    """8 sessions of 20 turns, which grow by some hundred tokens a turn, in a pool for some."""
-    turns, num_tokens = 20, 260
+    """8 sessions of 33 turns, which grow by some hundred tokens a turn, in a pool for some."""
+    turns, num_tokens = 33, 260
     blocks = num_chats * turns * num_tokens // SIZE
     core, worker = meet(num_states=2 * num_chats + 8, num_blocks=blocks)
     chats: list[list[int]] = [[each, *range(300)] for each in range(8)]

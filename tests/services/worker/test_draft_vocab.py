@@ -47,7 +47,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("kernels", "temperature"),
     [
-        *(("native", 0.0), ("native", 1.0)),
+        ("native", 1.0),
+        pytest.param("native", 0.0, marks=pytest.mark.slow),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in product(("torch", "device"), (0.0, 1.0))

@@ -152,7 +152,7 @@ def in_stacks(values: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tens
         (DENSE, "compressed-tensors"),
         pytest.param(SHARED, "fp8", marks=slow),
         (EXPERTS, "fp8"),
-        (WITH_IMAGES, "awq"),
+        pytest.param(WITH_IMAGES, "awq", marks=slow),
     ],
 )
 def test_a_checkpoint_may_be_quantized(

@@ -51,8 +51,14 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 @pytest.mark.parametrize(
     "name",
     [
-        *(KIMI, KIMI_GROUPS, LING, RING, GRANITE, GRANITE_EXPERTS, GRANITE_GROUPS),
-        *(NEMOTRON_H, NEMOTRON, NEMOTRON_LATENTS),
+        *(KIMI, LING, GRANITE, NEMOTRON),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in (
+                *(KIMI_GROUPS, RING, GRANITE_EXPERTS, GRANITE_GROUPS),
+                *(NEMOTRON_H, NEMOTRON_LATENTS),
+            )
+        ),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

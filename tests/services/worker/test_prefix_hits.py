@@ -12,9 +12,9 @@ from shared.wire.messages import SamplingParams
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-CACHES = [("native", "auto"), ("native", "int8")]
+CACHES = [("native", "auto")]
 MORE_CACHES = [
-    *(("native", "fp8"), ("torch", "auto"), ("torch", "fp8")),
+    *(("native", "int8"), ("native", "fp8"), ("torch", "auto"), ("torch", "fp8")),
     *(("device", "auto"), ("device", "int8")),
 ]
 

@@ -104,7 +104,8 @@ PAUSES = ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0])
 @pytest.mark.parametrize(
     ("kernels", "num", "pauses"),
     [
-        *(("native", 4, pauses) for pauses in PAUSES[:2]),
+        ("native", 4, PAUSES[1]),
+        pytest.param("native", 4, PAUSES[0], marks=pytest.mark.slow),
         pytest.param("native", 4, PAUSES[2], marks=pytest.mark.slow),
         *(
             pytest.param(kernels, 6, pauses, marks=pytest.mark.slow)

@@ -135,6 +135,7 @@ async def test_one_that_fails_says_why(tmp_path: Path, tokenizer: FakeTokenizer)
         assert (found.error.code, found.error.message) == ("grammar_too_complex", "it grew")
 
 
+@pytest.mark.slow
 async def test_one_whose_gateway_is_killed_has_failed(tmp_path: Path, tokenizer: FakeTokenizer):
     flags = ["--response-store", str(tmp_path / "store.db"), "--instance", "g2"]
     async with storing(tmp_path) as gateway, client_of(gateway) as client:

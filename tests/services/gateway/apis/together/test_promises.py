@@ -136,7 +136,11 @@ async def ask(client: AsyncOpenAI, way: str, more: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "way", ["completion", "chat", "response", "background", "message", "batch"]
+    "way",
+    [
+        *("completion", "response", "batch"),
+        *(pytest.param(way, marks=pytest.mark.slow) for way in ("chat", "background", "message")),
+    ],
 )
 async def test_each_way_of_asking_has_the_promise_of_its_key(
     tmp_path: Path, tokenizer: FakeTokenizer, way: str
