@@ -15,6 +15,7 @@ NUMS = [1, 2, 16, 17, 33]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
+@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("kind", bits.KINDS)
 def test_of_products(kind: str, dtype: torch.dtype) -> None:
