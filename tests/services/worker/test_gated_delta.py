@@ -48,6 +48,7 @@ WHOLE_GROUPS = {  # of 32 inputs and outputs
     "mamba_d_head": 4,
 }
 GROUPED = "granite 4, rope, two groups"
+WEIGHTLESS = (*KINDS, GROUPED, "kimi", "ling 2.5", "nemotron 3")  # each kind of state
 
 
 class Apart:
@@ -236,7 +237,10 @@ def test_a_stage_has_the_places_of_its_layers(tmp_path: Path) -> None:
         load(tmp_path, parallel=Parallel(0, 1, stage=Stage(3, 4)))
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in WEIGHTLESS else pytest.mark.slow) for name in HYBRIDS],
+)
 def test_a_model_without_weights_is_computed(tmp_path: Path, name: str) -> None:
     save_hybrid(tmp_path, name)
     model = make_dummy(read_model_config(tmp_path), torch.float32, CPU)

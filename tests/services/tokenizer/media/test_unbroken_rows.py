@@ -40,7 +40,10 @@ PICTURES = [picture(seed, 60 + 90 * seed, 100) for seed in range(3)]
 FILES = [file_of(each) for each in PICTURES]
 
 
-@pytest.fixture(scope="module", params=[PATCH, 2 * PATCH, 16])
+@pytest.fixture(
+    scope="module",
+    params=[PATCH, *(pytest.param(each, marks=pytest.mark.slow) for each in (2 * PATCH, 16))],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sides of images are multiples of single patches, of whole tokens, or of neither."""
     folder = tmp_path_factory.mktemp("lighton")
