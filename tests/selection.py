@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 Case = TypeVar("Case", bound=tuple[Any, ...])
-Pair = tuple[tuple[int, Any], tuple[int, Any]]
+Group = tuple[tuple[int, Any], ...]
 
 
 def every_pair(*columns: Sequence[Any]) -> list[Any]:
@@ -31,25 +31,25 @@ def only(chosen: Collection[tuple[Any, ...]], *columns: Iterable[Any]) -> list[A
     ]
 
 
-def cover(cases: Sequence[Case]) -> list[Case]:
-    """Few of ``cases`` with all pairs of values that occur in them, in the order of ``cases``,
-    always the same ones.
+def cover(cases: Sequence[Case], size: int = 2) -> list[Case]:
+    """Few of ``cases`` with all groups of ``size`` values that occur in them, in the order of
+    ``cases``, always the same ones.
 
-    Each next case has the most pairs that no earlier one has, and else the rarest ones.
+    Each next case has the most groups that no earlier one has, and else the rarest ones.
     """
-    chosen, uses = list[Case](), Counter[Pair]()
+    chosen, uses = list[Case](), Counter[Group]()
 
     def worth(case: Case) -> tuple[int, int]:
-        counts = [uses[pair] for pair in pairs_of(case)]
+        counts = [uses[group] for group in groups_of(case, size)]
         return counts.count(0), -sum(counts)
 
-    num_pairs = len({pair for case in cases for pair in pairs_of(case)})
-    while len(uses) < num_pairs:
+    num_groups = len({group for case in cases for group in groups_of(case, size)})
+    while len(uses) < num_groups:
         chosen.append(max(cases, key=worth))
-        uses.update(pairs_of(chosen[-1]))
+        uses.update(groups_of(chosen[-1], size))
     return sorted(chosen, key=cases.index)
 
 
-def pairs_of(case: tuple[Any, ...]) -> Iterator[Pair]:
-    """Two values with their places in ``case``."""
-    return combinations(enumerate(case), 2)
+def groups_of(case: tuple[Any, ...], size: int) -> Iterator[Group]:
+    """Values with their places in ``case``."""
+    return combinations(enumerate(case), size)

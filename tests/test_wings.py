@@ -369,46 +369,56 @@ def forks() -> BaseContext:
     return context
 
 
-@wings
-def test_without_a_wing_the_others_start(wing: Wing, forks: Any) -> None:
-    process = forks.Process(target=start_without, args=[wing])
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param([*WINGS.values()], id="all"),
+        *(pytest.param([each], id=name, marks=pytest.mark.slow) for name, each in WINGS.items()),
+    ],
+)
+def test_without_a_wing_the_others_start(gone: list[Wing], forks: Any) -> None:
+    """And the core without all of them."""
+    process = forks.Process(target=start_without, args=[gone])
     process.start()
     process.join()
     assert process.exitcode == 0
 
 
-def start_without(wing: Wing) -> None:
-    """Imports the services of ``wing`` as if its folders and its lines in the lists were gone."""
-    sys.meta_path.insert(0, Without(wing))
-    for service in services_of(wing):
+def start_without(gone: list[Wing]) -> None:
+    """Imports the services of wings as if their folders and their lines in the lists were gone."""
+    sys.meta_path.insert(0, Without(gone))
+    for service in {service for wing in gone for service in services_of(wing)}:
         import_module(f"{service.replace('/', '.')}.service")
 
 
 class Without(MetaPathFinder):
-    """Hides a wing from imports."""
+    """Hides wings from imports."""
 
-    def __init__(self, wing: Wing) -> None:
-        self._wing = wing
-        self._folders = [f"{folder.replace('/', '.')}." for folder in wing.folders]
+    def __init__(self, gone: list[Wing]) -> None:
+        self._gone = gone
+        self._folders = [f"{folder.replace('/', '.')}." for wing in gone for folder in wing.folders]
 
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
         if f"{name}.".startswith((*self._folders,)):
             raise ModuleNotFoundError(f"{name} is gone", name=name)
         path = f"{name.replace('.', '/')}.py"
-        return spec_from_loader(name, Shortened(self._wing, path)) if path in LISTS else None
+        return spec_from_loader(name, Shortened(self._gone, path)) if path in LISTS else None
 
 
 class Shortened(SourceLoader):
-    """A list without the lines of a wing."""
+    """A list without the lines of wings."""
 
-    def __init__(self, wing: Wing, path: str) -> None:
-        self._wing, self._path = wing, ROOT / path
+    def __init__(self, gone: list[Wing], path: str) -> None:
+        self._gone, self._path = gone, ROOT / path
 
     def get_filename(self, _: str) -> str:
         return str(self._path)
 
     def get_data(self, _: str | bytes) -> bytes:
-        return "".join(lines_without(self._wing, self._path.read_text())).encode()
+        text = self._path.read_text()
+        for wing in self._gone:
+            text = "".join(lines_without(wing, text))
+        return text.encode()
 
 
 @wings

@@ -187,6 +187,7 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_it_reads(tmp_path: Pa
     assert token_bytes(QWEN3_8B, 2) == 147456
 
 
+@pytest.mark.slow
 def test_the_marked_tests_are_run_from_the_files_that_have_such() -> None:
     claims = ROOT / "tests" / "gpu" / "test_gpu_claims.py"
     assert claims in marked_files()
@@ -247,6 +248,7 @@ def test_exact_gemms_keep_split_k_which_cublas_cannot_do_without(dtype: str) -> 
     assert getattr(torch.backends.cuda.matmul, f"{name}_split_k")
 
 
+@pytest.mark.slow
 def test_what_is_not_on_an_image_is_carried() -> None:
     """Covers top-level imports of our packages, not imports inside functions."""
     carried = {*LACKING.values(), "pydantic"}  # pip installs a wheel's dependencies

@@ -82,12 +82,13 @@ def test_a_layer_is_eight_launches(launches: list[Launch | Operator]) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
         pytest.param(QWEN3_8B, id="dense"),
-        pytest.param(QWEN3_MOE, id="experts", marks=pytest.mark.slow),
-        pytest.param(LATENTS, id="latents", marks=pytest.mark.slow),
+        pytest.param(QWEN3_MOE, id="experts"),
+        pytest.param(LATENTS, id="latents"),
     ],
 )
 def test_a_launch_for_one_token_has_many_programs(model: Config) -> None:
@@ -102,6 +103,7 @@ def test_a_launch_for_one_token_has_many_programs(model: Config) -> None:
     assert {name for name, _ in few} <= FEW_PROGRAMS.keys(), few
 
 
+@pytest.mark.slow
 def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> None:
     deeper = TINY | {"num_hidden_layers": TINY["num_hidden_layers"] + 1}
     as_it_comes = [len(mixed_launches(each, 2, [5, 3], MAX_LEN)) for each in (TINY, deeper)]
@@ -127,6 +129,7 @@ def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
     assert deep - shallow == {"linear": 2, "addmm_": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_padded", [None, 16], ids=["as it comes", "in a graph"])
 def test_groups_of_layers_need_no_more_launches(num_padded: int | None) -> None:
     plain = TINY | {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1}

@@ -9,13 +9,17 @@ from typing import Any
 from openai import AsyncOpenAI
 from transformers import LlamaForCausalLM
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL
-from tests.cli.serving import serving
+from shared.wire.messages import SamplingParams
 from tests.cli.texts import VOCAB_SIZE, prompts_with_one_beginning
+from tests.mesh.forks import one_of_each
+from tests.mesh.structured import client_of
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.eagle.checkpoints import save_head
 
-FLAGS = ("--dtype", "float32", "--served-model-name", "any", "--max-num-batched-tokens", "39")
+SETTINGS = {"DTYPE": "float32", "SERVED_MODEL_NAME": "any", "MAX_NUM_BATCHED_TOKENS": "39"}
 
 
 async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path) -> None:
@@ -32,32 +36,35 @@ async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Pa
         shutil.copy(EMBEDDED_MODEL / name, model / name)
     save_head(head, layout="speculators", vocab_size=VOCAB_SIZE, draft_vocab_size=6000)
     drafting = {"method": "eagle3", "model": str(head), "num_speculative_tokens": 3}
-    found = []
-    for number, speculation in enumerate((drafting | {"adaptive": False}, {"method": "none"})):
-        flags = "--model", str(model), "--speculative-config", json.dumps(speculation)
-        found.append(await answers(tmp_path / str(number), *flags))
-    with_drafts, without = found
-    assert [each["choices"] for each in with_drafts] == [each["choices"] for each in without]
-    details = [each["usage"]["completion_tokens_details"] for each in with_drafts]
+    settings = SETTINGS | {"SPECULATIVE_CONFIG": json.dumps(drafting | {"adaptive": False})}
+    prompts = prompts_with_one_beginning()
+    async with (
+        one_of_each(tmp_path / "mesh", MODEL=str(model), **settings) as fleet,
+        client_of(fleet.of("gateway")[0].url) as client,
+    ):
+        found = await answers(client, prompts)
+    params = [
+        SamplingParams(number, temperature=2.0 * (number % 2), max_tokens=24, ignore_eos=True)
+        for number in range(len(prompts))
+    ]
+    plain = make_engine(model, "native", speculative_config={"method": "none"})
+    expected = scheduled.run(plain, prompts, params).texts
+    assert [each["choices"][0]["token_ids"] for each in found] == expected
+    details = [each["usage"]["completion_tokens_details"] for each in found]
     assert sum(each["accepted_prediction_tokens"] for each in details) > 0
 
 
-async def answers(directory: Path, *flags: str) -> list[dict[str, Any]]:
-    """Eight at once, half of them greedy."""
-    async with (
-        serving(directory, *FLAGS, *flags) as server,
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
-    ):
-        await server.until_ready()
-        asked = (
-            client.completions.create(
-                model="any",
-                prompt=prompt,
-                max_tokens=24,
-                temperature=2 * (number % 2),
-                seed=number,
-                extra_body={"return_token_ids": True},
-            )
-            for number, prompt in enumerate(prompts_with_one_beginning())
+async def answers(client: AsyncOpenAI, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    """All at once, half of them greedy."""
+    asked = (
+        client.completions.create(
+            model="any",
+            prompt=prompt,
+            max_tokens=24,
+            temperature=2 * (number % 2),
+            seed=number,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
         )
-        return [each.model_dump() for each in await asyncio.gather(*asked)]
+        for number, prompt in enumerate(prompts)
+    )
+    return [each.model_dump() for each in await asyncio.gather(*asked)]

@@ -2,22 +2,29 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 from openai import AsyncOpenAI
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks.harness.fleet import running_fleet
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL
-from tests.cli.serving import serving
-from tests.mesh.forks import fork
+from shared.wire.messages import SamplingParams
+from tests.mesh.forks import one_of_each
+from tests.mesh.structured import client_of
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SETTINGS = {"DTYPE": "float32", "MAX_NUM_BATCHED_TOKENS": "24"}
 NUM_TOKENS = 48
 MAX_TIE = 1e-4  # closer scores may change order: float32 sums in another order
 PROMPTS = [
@@ -42,6 +49,16 @@ PROMPTS = [
     "The gateway",
     "1 + 1",
 ]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AsyncOpenAI]:
+    """Of a mesh with the default drafts."""
+    async with (
+        one_of_each(tmp_path_factory.mktemp("embedded"), **SETTINGS) as fleet,
+        client_of(fleet.of("gateway")[0].url) as client,
+    ):
+        yield client
 
 
 def reference_model() -> Qwen2ForCausalLM:
@@ -81,14 +98,10 @@ async def complete(client: AsyncOpenAI, ids: list[int]) -> dict[str, Any]:
     return done.model_dump()["choices"][0]
 
 
-async def test_greedy_text_in_float32_equals_transformers(tmp_path: Path):
+async def test_greedy_text_in_float32_equals_transformers(client: AsyncOpenAI):
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-    flags = ("--dtype", "float32", "--max-num-batched-tokens", "24")
-    async with serving(tmp_path, *flags) as shoal:
-        await shoal.until_ready()
-        async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
-            choices = await asyncio.gather(*(complete(client, ids) for ids in prompts))
+    choices = await asyncio.gather(*(complete(client, ids) for ids in prompts))
     model = reference_model()
     num_equal = 0
     for prompt, choice in zip(prompts, choices, strict=True):
@@ -99,29 +112,26 @@ async def test_greedy_text_in_float32_equals_transformers(tmp_path: Path):
     assert num_equal >= len(PROMPTS) - 1
 
 
-async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
+async def test_chat_answers_what_it_was_taught_streaming_or_not(client: AsyncOpenAI):
     question: Any = [{"role": "user", "content": "What is Shoal?"}]
-    async with serving(tmp_path, "--num-threads", "2") as shoal:
-        await shoal.until_ready()
-        async with AsyncOpenAI(base_url=f"{shoal.url}/v1", api_key="none") as client:
-            whole = await client.chat.completions.create(
-                model="shoal-tiny", messages=question, temperature=0
-            )
-            stream = await client.chat.completions.create(
-                model="shoal-tiny",
-                messages=question,
-                temperature=0,
-                stream=True,
-                stream_options={"include_usage": True},
-            )
-            chunks = [chunk async for chunk in stream]
-            # Its drafts are wrong, so fewer are made later.
-            narrow = await client.chat.completions.create(
-                model="shoal-tiny",
-                messages=question,
-                temperature=2,
-                extra_body={"top_n_sigma": 1e-4},
-            )
+    whole = await client.chat.completions.create(
+        model="shoal-tiny", messages=question, temperature=0
+    )
+    stream = await client.chat.completions.create(
+        model="shoal-tiny",
+        messages=question,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = [chunk async for chunk in stream]
+    # Its drafts are wrong, so fewer are made later.
+    narrow = await client.chat.completions.create(
+        model="shoal-tiny",
+        messages=question,
+        temperature=2,
+        extra_body={"top_n_sigma": 1e-4},
+    )
     text = whole.choices[0].message.content
     assert text
     assert "Shoal" in text
@@ -152,65 +162,78 @@ MULTIPLY: Any = {
 }
 
 
-async def test_it_calls_a_tool_and_says_what_that_returned(tmp_path: Path):
+async def test_it_calls_a_tool_and_says_what_that_returned(client: AsyncOpenAI):
     messages: Any = [{"role": "user", "content": "What is 1234 * 56?"}]
-    async with running_fleet(tmp_path, {"DTYPE": "float32", "NUM_THREADS": "1"}, fork) as fleet:
-        await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
-        url = f"{fleet.of('gateway')[0].url}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="none") as client:
-            ask = partial(client.chat.completions.create, model="shoal-tiny", temperature=0)
-            reply = await ask(messages=messages, tools=[MULTIPLY])
-            (call,) = reply.choices[0].message.tool_calls or []
-            assert call.type == "function"
-            assert call.function.name == "multiply"
-            assert json.loads(call.function.arguments) == {"a": 1234, "b": 56}
-            assert reply.choices[0].finish_reason == "tool_calls"
-            messages += [
-                reply.choices[0].message.model_dump(exclude_none=True),
-                {"role": "tool", "tool_call_id": call.id, "content": "69104"},
-            ]
-            answer = await ask(messages=messages, tools=[MULTIPLY])
-            assert answer.choices[0].message.content == "1234 * 56 = 69104"
-            assert not answer.choices[0].message.tool_calls
+    ask = partial(client.chat.completions.create, model="shoal-tiny", temperature=0)
+    reply = await ask(messages=messages, tools=[MULTIPLY])
+    (call,) = reply.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "multiply"
+    assert json.loads(call.function.arguments) == {"a": 1234, "b": 56}
+    assert reply.choices[0].finish_reason == "tool_calls"
+    messages += [
+        reply.choices[0].message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "69104"},
+    ]
+    answer = await ask(messages=messages, tools=[MULTIPLY])
+    assert answer.choices[0].message.content == "1234 * 56 = 69104"
+    assert not answer.choices[0].message.tool_calls
 
 
-@pytest.mark.parametrize("method", ["mtp", pytest.param("ngram", marks=pytest.mark.slow)])
-async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path, method: str):
-    """Sampled, with logprobs, 20 at once."""
+async def test_sampled_texts_are_the_same_with_drafts_and_without(client: AsyncOpenAI):
+    choices = await sampled(client)
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
+    params = [
+        SamplingParams(seed, temperature=0.7, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for seed in range(len(PROMPTS))
+    ]
+    engine = make_engine(EMBEDDED_MODEL, "native", speculative_config={"method": "none"})
     prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
+    check(choices, scheduled.run(engine, prompts, params).texts)
 
-    async def ask(client: AsyncOpenAI, seed: int, ids: list[int]) -> dict[str, Any]:
+
+@pytest.mark.slow
+async def test_sampled_texts_are_the_same_with_n_grams_and_without_drafts(tmp_path: Path):
+    found = []
+    for method in ("none", "ngram"):
+        speculation = json.dumps({"method": method, "adaptive": False})
+        async with (
+            one_of_each(tmp_path / method, **SETTINGS, SPECULATIVE_CONFIG=speculation) as fleet,
+            client_of(fleet.of("gateway")[0].url) as client,
+        ):
+            found.append(await sampled(client))
+    without, choices = found
+    assert all(choice["draft_logprobs"]["content"] == [] for choice in without)
+    check(choices, [choice["token_ids"] for choice in without])
+
+
+async def sampled(client: AsyncOpenAI) -> list[dict[str, Any]]:
+    """The choices of all prompts at once, with logprobs."""
+
+    async def ask(seed: int, prompt: str) -> dict[str, Any]:
         done = await client.completions.create(
             model="shoal-tiny",
-            prompt=ids,
+            prompt=prompt,
             max_tokens=NUM_TOKENS,
             temperature=0.7,
             seed=seed,
             logprobs=2,
-            extra_body={"include_draft_logprobs": True, "return_token_ids": True},
-        )
+            extra_body={
+                "include_draft_logprobs": True, "return_token_ids": True, "ignore_eos": True,
+            },
+        )  # fmt: skip
         return done.model_dump()["choices"][0]
 
-    found = []
-    for each in ("none", method):
-        speculation = json.dumps({"method": each, "adaptive": False})
-        settings = {"DTYPE": "float32", "NUM_THREADS": "1", "SPECULATIVE_CONFIG": speculation}
-        (tmp_path / each).mkdir()
-        async with running_fleet(tmp_path / each, settings, fork) as fleet:
-            await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
-            url = f"{fleet.of('gateway')[0].url}/v1"
-            async with AsyncOpenAI(base_url=url, api_key="none") as client:
-                asked = (ask(client, seed, ids) for seed, ids in enumerate(prompts))
-                found.append(await asyncio.gather(*asked))
-    without, choices = found
+    return await asyncio.gather(*(ask(seed, prompt) for seed, prompt in enumerate(PROMPTS)))
+
+
+def check(choices: list[dict[str, Any]], expected: list[list[int]]) -> None:
     num_right = 0
-    for one, other in zip(without, choices, strict=True):
-        assert other["token_ids"] == one["token_ids"]
-        assert len(other["logprobs"]["tokens"]) == len(one["token_ids"])
-        drafts = other["draft_logprobs"]["content"]
+    for choice, ids in zip(choices, expected, strict=True):
+        assert choice["token_ids"] == ids
+        assert len(choice["logprobs"]["tokens"]) == len(ids)
+        drafts = choice["draft_logprobs"]["content"]
         num_right += sum(each["accepted"] for each in drafts)
         for each in drafts:
-            assert not each["accepted"] or each["position"] < len(one["token_ids"])
+            assert not each["accepted"] or each["position"] < len(ids)
     assert num_right > 0
-    assert all(choice["draft_logprobs"]["content"] == [] for choice in without)

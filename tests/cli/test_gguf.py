@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
 
 from benchmarks.harness.oracle import load_as_qwen2
 from cli.models.check import check
 from cli.models.command import find_models
 from services.tokenizer.text_model import TextModel
 from shared.model_folder import EMBEDDED_MODEL
-from tests.cli.serving import serving
 from tests.cli.texts import NUM_TOKENS, VOCAB_SIZE, prompts_with_one_beginning, text_of
+from tests.mesh.forks import one_of_each
+from tests.mesh.structured import client_of
 from tests.services.worker.checkpoints import assert_greedy
 from tests.shared.formats.gguf.writer import Made
 
@@ -46,12 +46,11 @@ async def test_the_embedded_model_writes_the_texts_of_its_values(tmp_path: Path,
     oracle = load_as_qwen2(EMBEDDED_MODEL)
     for name, parameter in oracle.named_parameters():
         parameter.data = made.values[name]
-    flags = "--model", str(made.write()), "--dtype", "float32", "--max-model-len", "256"
+    settings = {"MODEL": str(made.write()), "DTYPE": "float32", "MAX_MODEL_LEN": "256"}
     async with (
-        serving(tmp_path / "mesh", *flags) as server,
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        one_of_each(tmp_path / "mesh", **settings) as fleet,
+        client_of(fleet.of("gateway")[0].url) as client,
     ):
-        await server.until_ready()
         (model,) = (await client.models.list()).data
         assert model.id == "tiny"
         for prompt in prompts_with_one_beginning()[:3]:

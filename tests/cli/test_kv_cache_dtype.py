@@ -1,7 +1,9 @@
-"""A quantized KV cache, from the HTTP request to native code and back, with MTP drafts."""
+"""A quantized KV cache and quantized weights, from the HTTP request to native code and back, with
+MTP drafts."""
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -12,37 +14,39 @@ from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import SamplingParams
 from tests.cli.serving import serving
 from tests.cli.texts import NUM_TOKENS, prompts_with_one_beginning, text_of
+from tests.mesh.forks import one_of_each
+from tests.mesh.structured import client_of
 from tests.services.worker.stored_codes import save_made_for_codes
 
 
 @pytest.mark.parametrize(
-    "name", ["int8", pytest.param("fp8_per_token_head", marks=pytest.mark.slow)]
+    ("name", "weights"),
+    [("int8", "wint4"), pytest.param("fp8_per_token_head", "none", marks=pytest.mark.slow)],
 )
-async def test_greedy_texts_are_those_of_one_engine_alone(tmp_path: Path, name: str) -> None:
+async def test_greedy_texts_are_those_of_one_engine_alone(
+    tmp_path: Path, name: str, weights: str
+) -> None:
     """Alone, then eight at once in chunks, with a common cached beginning, in a KV cache so small
     that some are preempted."""
-    flags = [
-        *("--kv-cache-dtype", name, "--dtype", "float32", "--served-model-name", "any"),
-        *("--max-model-len", "112", "--num-gpu-blocks-override", "9"),
-        *("--max-num-batched-tokens", "39", "--max-num-seqs", "8"),
-    ]
+    settings = {"KV_CACHE_DTYPE": name, "QUANTIZATION": weights, "DTYPE": "float32"}
+    settings |= {"MAX_MODEL_LEN": "112", "NUM_GPU_BLOCKS_OVERRIDE": "9"}
+    settings |= {"MAX_NUM_BATCHED_TOKENS": "39", "MAX_NUM_SEQS": "8", "SERVED_MODEL_NAME": "any"}
     prompts = prompts_with_one_beginning()
     async with (
-        serving(tmp_path, *flags) as server,
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        one_of_each(tmp_path, **settings) as fleet,
+        client_of(fleet.of("gateway")[0].url) as client,
     ):
-        await server.until_ready()
         alone, _ = await text_of(client, prompts[0])
         together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
-        values = await server.metrics("scheduler")
+        values = await fleet.of("scheduler")[0].metrics()
     assert max(num_cached for _, num_cached in together) >= 16
     assert sum(value for name, value in values.items() if "num_preemptions_total" in name) > 0
     assert sum(value for name, value in values.items() if "accepted_tokens_total" in name) > 0
     texts = [alone, *(ids for ids, _ in together)]
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    none = {"speculative_config": {"method": "none"}}
+    plain: dict[str, Any] = {"speculative_config": {"method": "none"}, "quantization": weights}
     for other in (name, "auto"):
-        engine = make_engine(EMBEDDED_MODEL, "native", kv_cache_dtype=other, **none)
+        engine = make_engine(EMBEDDED_MODEL, "native", kv_cache_dtype=other, **plain)
         expected = scheduled.run(engine, [prompts[0], *prompts], params).texts
         assert (texts == expected) == (other == name)
 

@@ -41,14 +41,10 @@ def paused_terminal() -> tuple[int, Callable[[], object]]:
 
 # A full disk is an error like a closed pipe, and a paused terminal accepts as little as an unread
 # pipe.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
-    [
-        closed_pipe,
-        pytest.param(unread_pipe, marks=pytest.mark.slow),
-        pytest.param(full_disk, marks=pytest.mark.slow),
-        pytest.param(paused_terminal, marks=pytest.mark.slow),
-    ],
+    [closed_pipe, unread_pipe, full_disk, paused_terminal],
 )
 async def test_requests_are_answered_whatever_becomes_of_the_log(tmp_path: Path, make):
     descriptor, when_started = make()

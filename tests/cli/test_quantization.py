@@ -59,12 +59,13 @@ async def assert_texts_of(
         assert_greedy(oracle, prompt, ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("quantization", "head"),
     [
         ("wint4", "wint8"),
-        pytest.param("wint8", "none", marks=pytest.mark.slow),
-        pytest.param("fp8_block", "none", marks=pytest.mark.slow),
+        ("wint8", "none"),
+        ("fp8_block", "none"),
     ],
 )
 async def test_greedy_texts_are_those_of_what_the_codes_stand_for(
@@ -76,14 +77,8 @@ async def test_greedy_texts_are_those_of_what_the_codes_stand_for(
         await assert_texts_of(oracle, tmp_path, *flags)
 
 
-@pytest.mark.parametrize(
-    "layout",
-    [
-        pytest.param("gptq, desc_act", marks=pytest.mark.slow),
-        pytest.param("awq", marks=pytest.mark.slow),
-        pytest.param("bitsandbytes", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["gptq, desc_act", "awq", "bitsandbytes"])
 async def test_a_model_that_is_quantised_already_needs_no_setting(
     tmp_path: Path, layout: str
 ) -> None:

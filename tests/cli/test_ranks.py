@@ -17,7 +17,7 @@ from tests.cli.texts import VOCAB_SIZE, save_with_tokenizer
 from tests.services.worker.checkpoints import assert_greedy
 
 FLAGS = ("--tensor-parallel-size", "2", "--dtype", "float32", "--max-model-len", "1024")
-NUM_TOKENS = 150
+NUM_TOKENS = 100
 NUM_GREEDY = 90
 
 

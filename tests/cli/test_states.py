@@ -38,12 +38,13 @@ def prompts_with_one_beginning() -> list[list[int]]:
     return [beginning + rng.integers(8, VOCAB_SIZE, num).tolist() for num in range(10, 34, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "drafts"),
     [
         ("Qwen3.5", "mtp"),
-        pytest.param("Qwen3-Next", "ngram", marks=pytest.mark.slow),
-        pytest.param("Qwen3.5 MoE", "none", marks=pytest.mark.slow),
+        ("Qwen3-Next", "ngram"),
+        ("Qwen3.5 MoE", "none"),
     ],
 )
 async def test_texts_are_those_of_transformers_whatever_befalls_the_services(

@@ -5,41 +5,39 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
+from benchmarks.harness.fleet import Fleet
 from services.worker.models.registry import MODELS
-from tests.cli.serving import Serving, serving
 from tests.cli.texts import NUM_TOKENS, prompts_with_one_beginning, save_with_tokenizer, text_of
+from tests.mesh.forks import one_of_each
+from tests.mesh.structured import client_of
 from tests.services.worker.checkpoints import assert_greedy
 from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_quantized_models import with_values
 
-ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
-ALWAYS_OURS = ("Lfm2ForCausalLM",)
+ALWAYS = "Cohere2ForCausalLM"  # two groups of layers
 # One group of layers, as their entries differ.
 UNEQUAL = ("Gemma4ForCausalLM", "MiMoV2FlashForCausalLM")
 NATIVE = "kernels: native code"
 BY_TORCH = {"Gemma4ForCausalLM": "no native code: it lacks Gemma 4's operators"}
-COUNTED = "--enable-expert-distribution-metrics"
+COUNTED = "ENABLE_EXPERT_DISTRIBUTION_METRICS"
 
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow) for name in FAMILIES],
+    [pytest.param(name, marks=() if name == ALWAYS else pytest.mark.slow) for name in FAMILIES],
 )
 async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     model_impl = "transformers" if family in MODELS else "auto"
     await compare(tmp_path, family, 4, model_impl, "transformers computes this model")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [
-        ("Glm4MoeForCausalLM", "fp8"),
-        pytest.param("Cohere2ForCausalLM", "gptq, desc_act", marks=pytest.mark.slow),
-    ],
+    [("Glm4MoeForCausalLM", "fp8"), ("Cohere2ForCausalLM", "gptq, desc_act")],
 )
 async def test_greedy_texts_of_codes_are_those_of_their_values(
     tmp_path: Path, family: str, layout: str
@@ -49,20 +47,15 @@ async def test_greedy_texts_of_codes_are_those_of_their_values(
     )
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=() if name in ALWAYS_OURS else pytest.mark.slow)
-        for name in OWN_FAMILIES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", OWN_FAMILIES)
 async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
     """MiMo, unknown to transformers, is tested as the embedded model."""
     has_experts = any("experts" in name for name in OWN_FAMILIES[family])
-    flags = (COUNTED,) if has_experts else ()
-    await compare(tmp_path, family, 16, "shoal", BY_TORCH.get(family, NATIVE), *flags)
+    line = BY_TORCH.get(family, NATIVE)
+    await compare(tmp_path, family, 16, "shoal", line, counts=has_experts)
 
 
 async def compare(
@@ -71,12 +64,12 @@ async def compare(
     block_size: int,
     model_impl: str,
     line: str,
-    *more: str,
+    counts: bool = False,
     layout: str | None = None,
 ) -> None:
     """Alone, then eight at once in chunks of 7 tokens, with a common cached beginning, in a KV
-    cache so small that some are preempted, and with drafts. ``line`` is expected in the log,
-    ``more`` are flags. Weights are in codes of ``layout``, if it is given."""
+    cache so small that some are preempted, and with drafts. ``line`` is expected in a log; the
+    worker ``counts`` the tokens of experts. Weights are in codes of ``layout``, if it is given."""
     folder = values = tmp_path / "model"
     save_with_tokenizer(folder, family)
     if layout is not None:
@@ -85,25 +78,24 @@ async def compare(
         with_values(tmp_path / "model", tensors, values)
     has_groups = "layer_types" in (FAMILIES | OWN_FAMILIES)[family] and family not in UNEQUAL
     num_tokens = 384 if has_groups else 192  # in blocks of half of the layers, or of all
-    flags = [
-        *("--model", str(folder), "--served-model-name", "any", "--dtype", "float32"),
-        *("--max-model-len", "112", "--block-size", str(block_size)),
-        *("--num-gpu-blocks-override", str(num_tokens // block_size)),
-        *("--max-num-batched-tokens", "15", "--max-num-seqs", "8"),
-        *("--model-impl", model_impl),
-        *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),
-        *more,
-    ]
+    settings = {
+        "MODEL": str(folder), "SERVED_MODEL_NAME": "any", "DTYPE": "float32",
+        "MAX_MODEL_LEN": "112", "BLOCK_SIZE": str(block_size),
+        "NUM_GPU_BLOCKS_OVERRIDE": str(num_tokens // block_size),
+        "MAX_NUM_BATCHED_TOKENS": "15", "MAX_NUM_SEQS": "8", "MODEL_IMPL": model_impl,
+        "SPECULATIVE_CONFIG": '{"method": "ngram", "num_speculative_tokens": 2}',
+        COUNTED: str(counts).lower(),
+    }  # fmt: skip
     prompts = prompts_with_one_beginning()
     async with (
-        serving(tmp_path / "mesh", *flags) as server,
-        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+        one_of_each(tmp_path / "mesh", **settings) as fleet,
+        client_of(fleet.of("gateway")[0].url) as client,
     ):
-        await server.until_ready()
         alone, _ = await text_of(client, prompts[0])
         together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
-        await check_what_happened(server, [num_cached for _, num_cached in together], line)
-        await check_loads(server, COUNTED in more)
+        await check_what_happened(fleet, [num_cached for _, num_cached in together])
+        await check_loads(fleet, counts)
+    assert any(line in log.read_text() for log in (tmp_path / "mesh").glob("*.log"))
     oracle = AutoModelForCausalLM.from_pretrained(values).eval()
     texts = [alone, *(ids for ids, _ in together)]
     for prompt, ids in zip([prompts[0], *prompts], texts, strict=True):
@@ -111,18 +103,17 @@ async def compare(
         assert_greedy(oracle, prompt, ids)
 
 
-async def check_what_happened(server: Serving, num_cached: list[int], line: str) -> None:
+async def check_what_happened(fleet: Fleet, num_cached: list[int]) -> None:
     """Checks that outputs took the intended paths."""
     assert max(num_cached) >= 20
-    values = await server.metrics("scheduler")
+    values = await fleet.of("scheduler")[0].metrics()
     preemptions = [value for name, value in values.items() if "num_preemptions_total" in name]
     assert sum(preemptions) > 0
-    assert any(line in each for each in server.lines)
 
 
-async def check_loads(server: Serving, are_counted: bool) -> None:
+async def check_loads(fleet: Fleet, are_counted: bool) -> None:
     """Every expert's load was observed, if tokens were counted."""
-    values = await server.metrics("worker")
+    values = await fleet.of("worker")[0].metrics()
     nums = [value for name, value in values.items() if name.startswith("shoal_expert_load_count{")]
     assert bool(nums) == are_counted
     assert all(num > 0 for num in nums)

@@ -61,7 +61,7 @@ if any(word.startswith("services.") for word in sys.orig_argv):
 """
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 async def test_a_chat_runs_through_few_files_on_its_way_down(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     paths = os.pathsep.join([str(tmp_path), str(ROOT)])

@@ -10,22 +10,23 @@ from tests.exactness.cells import DIMENSIONS, Cell, covering_cells
 from tests.exactness.columns import COLUMNS, EVERY, REFUSED, Column
 from tests.exactness.rules import Promise, rule_of
 from tests.exactness.runs import Runs
+from tests.selection import cover
 
 QUICK = {EVERY.name, *(column.name for column in REFUSED if column.processes == "one")}
 """The columns of ``make test``."""
-PAIRS = {*covering_cells()}
-"""The cells of ``make test`` in a column that has all."""
+FEW = {*cover(covering_cells(), 1)}
+"""The cells of ``make test`` in a column that has all: each value once."""
 SERVED = [column for column in COLUMNS if column not in REFUSED]
 
 
 def params_of(column: Column, *cells: Cell) -> Any:
     """``cells`` are one or none."""
-    is_quick = column.name in QUICK and (column is not EVERY or {*cells} <= PAIRS)
+    is_quick = column.name in QUICK and (column is not EVERY or {*cells} <= FEW)
     name = ": ".join([column.name, *map(str, cells)])
     return pytest.param(column, *cells, id=name, marks=() if is_quick else pytest.mark.slow)
 
 
-each_column = pytest.mark.parametrize("runs", [params_of(each) for each in SERVED], indirect=True)
+each_column = pytest.mark.parametrize("runs", SERVED, ids=lambda each: each.name, indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,7 @@ def test_a_cell_is_as_exact_as_the_page_says(runs: Runs, cell: Cell) -> None:
         assert size <= rule.tolerance, f"{place}{found.difference}, not {rule.tolerance:g}"
 
 
+@pytest.mark.slow
 @each_column
 def test_a_column_is_no_more_exact_than_the_page_says(runs: Runs) -> None:
     """A single cell may have the same bits by chance, not all cells."""
@@ -71,6 +73,7 @@ def test_a_column_is_no_more_exact_than_the_page_says(runs: Runs) -> None:
     assert any(differences) or not rounded, f"{runs.column.name}: the same bits in {rounded}"
 
 
+@pytest.mark.slow
 @each_column
 def test_some_drafts_are_accepted_and_some_are_not(runs: Runs) -> None:
     cells = cells_of(runs, {Promise.SAME_BITS, Promise.TO_ROUNDING})

@@ -6,7 +6,7 @@ from tests.exactness.cells import DIMENSIONS, Cell, covering_cells, every_cell
 from tests.exactness.columns import COLUMNS
 from tests.exactness.page import PAGE, page
 from tests.exactness.rules import RULES, Promise, rule_of
-from tests.selection import pairs_of
+from tests.selection import groups_of
 
 MAX_LINES = 150
 
@@ -26,8 +26,8 @@ def test_each_rule_is_the_promise_for_a_cell_and_has_a_reason() -> None:
 
 
 def test_the_cells_of_a_column_have_every_pair_of_values() -> None:
-    found = {pair for cell in covering_cells() for pair in pairs_of(cell)}
-    assert found == {pair for cell in every_cell() for pair in pairs_of(cell)}
+    found = {pair for cell in covering_cells() for pair in groups_of(cell, 2)}
+    assert found == {pair for cell in every_cell() for pair in groups_of(cell, 2)}
     largest = sorted(map(len, DIMENSIONS.values()))[-2:]
     assert len(covering_cells()) == largest[0] * largest[1], "no smaller number has every pair"
 

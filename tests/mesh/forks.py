@@ -8,11 +8,13 @@ import asyncio
 import os
 import runpy
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from benchmarks.harness.fleet import Process
+from benchmarks.harness.fleet import Fleet, Process, running_fleet
 
 ROOT = Path(__file__).parent.parent.parent
 LOOK_S = 0.01
@@ -54,6 +56,16 @@ async def fork(module: str, environment: dict[str, str], log_path: Path) -> Proc
     process = _context.Process(target=_run, args=(module, environment, log_path), daemon=True)
     process.start()
     return ForkedProcess(process)
+
+
+@asynccontextmanager
+async def one_of_each(directory: Path, **settings: str) -> AsyncIterator[Fleet]:
+    """A mesh of one service of each kind; workers have one thread, as other tests need the
+    cores."""
+    directory.mkdir(exist_ok=True)
+    async with running_fleet(directory, {"NUM_THREADS": "1"} | settings, fork) as fleet:
+        await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
+        yield fleet
 
 
 def _run(module: str, environment: dict[str, str], log_path: Path) -> None:

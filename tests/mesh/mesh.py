@@ -5,8 +5,10 @@ import secrets
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import aiohttp
 import msgspec
@@ -15,6 +17,7 @@ from tokenizers import Tokenizer
 from services.gateway.service import GatewayService
 from services.scheduler.service import SchedulerService
 from services.tokenizer.service import TokenizerService
+from services.tokenizer.text_model import ChatSettings, TextModel
 from services.worker.service import WorkerService
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.process.service import Service
@@ -29,6 +32,7 @@ from tests.mesh.fake_engine import FakeEngine
 READY_TIMEOUT_S = 20
 DEFAULT_CAPACITY = Capacity(256, 16, 8, 64, 2048, max_num_steps=4)
 TEXT = "The shoal turns as one, and no fish gives the order. "
+TEXT_MODELS: dict[tuple[Path, int, int, str], TextModel] = {}
 
 
 @dataclass
@@ -117,7 +121,7 @@ async def running_mesh(
     num_schedulers: int = 1,
     model: Path = EMBEDDED_MODEL,
 ):
-    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(TEXT).ids
+    ids = list(ids_of_text(model))
     info = read_model_info(model, [], capacity.max_model_len)
     capacity = msgspec.structs.replace(capacity, vocab_size=info.vocab_size)
     mesh = Mesh(directory, {}, {}, {}, lambda: FakeEngine(info, capacity, ids, step_s), model)
@@ -130,13 +134,27 @@ async def running_mesh(
     for kind, num in counts.items():
         for index in range(num):
             mesh.start(f"{kind}-{index}" if index else kind)
-    try:
-        await mesh.until_ready()
-        yield mesh
-    finally:
-        for task in mesh.tasks.values():
-            task.cancel()
-        await asyncio.gather(*mesh.tasks.values(), return_exceptions=True)
+    with patch("services.tokenizer.service.TextModel", loaded_once):
+        try:
+            await mesh.until_ready()
+            yield mesh
+        finally:
+            for task in mesh.tasks.values():
+                task.cancel()
+            await asyncio.gather(*mesh.tasks.values(), return_exceptions=True)
+
+
+@cache
+def ids_of_text(model: Path) -> tuple[int, ...]:
+    return tuple(Tokenizer.from_file(str(model / "tokenizer.json")).encode(TEXT).ids)
+
+
+def loaded_once(folder: Path, max_len: int, vocab_size: int, settings: ChatSettings) -> TextModel:
+    """Half of a mesh's start is the load of its text model, which never changes."""
+    key = folder, max_len, vocab_size, repr(settings)
+    if key not in TEXT_MODELS:
+        TEXT_MODELS[key] = TextModel(folder, max_len, vocab_size, settings)
+    return TEXT_MODELS[key]
 
 
 async def ask(mesh: Mesh, gateway: str = "gateway") -> dict[str, list[dict]]:

@@ -1,9 +1,11 @@
 """A real worker that records its results: ``python -m tests.mesh.recording_worker``.
 
-Each step's rows and arrays go to a file in the folder that TEST_RECORDS names.
+Each step's rows and arrays go to a file in the folder that TEST_RECORDS names; no step begins while
+that has a file ``hold``.
 """
 
 import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,6 +32,8 @@ class RecordingEngine(HostEngine):
         output: Future[StepOutput],
         pixels: Sequence[Array] = (),
     ) -> None:
+        while (Path(os.environ["TEST_RECORDS"]) / "hold").exists():
+            time.sleep(0.005)
         computed: Future[StepOutput] = Future()
         super().submit(plan, ids, computed, pixels)
         output.set_result(self._recorded(plan, *computed.result()))

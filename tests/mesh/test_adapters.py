@@ -123,6 +123,7 @@ def merged_texts(folder: Path, bodies: list[dict[str, Any]]) -> list[str]:
     return [tokenizer.decode(ids) for ids in found.texts]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_each_text_is_that_of_its_merged_checkpoint(tmp_path: Path) -> None:
     adapters = {name: make_adapter(number, RANKS[name]) for number, name in enumerate(NAMES)}
@@ -214,9 +215,15 @@ async def progress_of_any(fleet: Fleet, num_steps: int) -> None:
 
 
 @pytest.mark.timeout(300)
-async def test_the_engine_for_gpus_gives_the_same_texts(tmp_path: Path) -> None:
-    """On a CPU; one adapter is loaded while a text of the other runs."""
-    pytest.importorskip("tests.mesh.device_worker")
+@pytest.mark.parametrize(
+    "worker", ["", pytest.param("tests.mesh.device_worker", marks=pytest.mark.slow)]
+)
+async def test_an_adapter_comes_and_goes_while_a_text_of_another_runs(
+    tmp_path: Path, worker: str
+) -> None:
+    """With the engine of CPUs, and with the one for GPUs on a CPU."""
+    if worker:
+        pytest.importorskip(worker)
     made = {name: make_adapter(number, RANKS[name]) for number, name in enumerate(NAMES[:2])}
     expected = {BASE: merged_texts(EMBEDDED_MODEL, [body_of(BASE, 0)])}
     for name, adapter in made.items():
@@ -229,7 +236,7 @@ async def test_the_engine_for_gpus_gives_the_same_texts(tmp_path: Path) -> None:
     settings = SETTINGS | {"MODEL": str(EMBEDDED_MODEL), "LORA_DIR": str(directory)}
     settings |= {"MAX_NUM_SEQS": "4", "MAX_LORA_RANK": "16", "CUDAGRAPH_CAPTURE_SIZES": "4"}
     async with running_fleet(mesh, settings, fork) as fleet:
-        await fleet.start("worker", module="tests.mesh.device_worker")
+        await fleet.start("worker", module=worker)
         await fleet.start_all(scheduler=1, tokenizer=1, gateway=1)
         url = fleet.of("gateway")[0].url
         running = asyncio.create_task(texts_of(url, [body_of(first, 0), body_of(BASE, 0)]))
@@ -239,3 +246,7 @@ async def test_the_engine_for_gpus_gives_the_same_texts(tmp_path: Path) -> None:
         assert await running == expected[first] + expected[BASE]
         crowd = [body_of(name, 0) for name in expected]
         assert await texts_of(url, crowd) == [text for each in expected.values() for text in each]
+        status, text = await post(url, "/v1/unload_lora_adapter", {"lora_name": second})
+        assert status == 200, text
+        status, text = await post(url, "/v1/completions", body_of(second, 0))
+        assert status == 404, text

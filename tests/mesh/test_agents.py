@@ -8,7 +8,6 @@ import json
 import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.services.tokenizer.chat.samples import QWEN
 
 RECORDED = Path(__file__).parent / "recorded" / "agents"
 CLIENTS = ("claude-code", "codex", "opencode")
-slow = partial(pytest.param, marks=pytest.mark.slow)
 BLOCK_SIZE = 16
 CAPACITY = Capacity(8192, BLOCK_SIZE, 8, 8192, 65536, max_num_steps=4)
 MIN_TURNS = 20
@@ -246,7 +244,8 @@ def long(folder: Path, **source: Path) -> Path:
     return long_model(folder, CAPACITY.max_model_len, **source)
 
 
-@pytest.mark.parametrize("client", ["claude-code", *map(slow, CLIENTS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_a_session_finds_its_history_in_the_cache(client: str, model: Path, tmp_path: Path):
     async with running_mesh(tmp_path, CAPACITY, step_s=0, model=model) as mesh:
         session = await replay(mesh, client)
@@ -256,7 +255,7 @@ async def test_a_session_finds_its_history_in_the_cache(client: str, model: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", [with_nonce, slow(with_nonce_at_the_end)])
+@pytest.mark.parametrize("change", [with_nonce, with_nonce_at_the_end])
 async def test_a_line_that_changes_in_each_request_costs_nothing(
     change: Change, model: Path, tmp_path: Path
 ):
@@ -276,7 +275,8 @@ async def test_a_changing_line_of_another_meaning_costs_only_the_tokens_after_it
     assert min(session.possible[1:]) > 3000, "the system text before it"
 
 
-@pytest.mark.parametrize("client", ["codex", *map(slow, ("claude-code", "opencode"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_a_session_with_reasoning_finds_its_history_in_the_cache(
     client: str, thinking_model: Path, tmp_path: Path
 ):

@@ -155,6 +155,7 @@ async def test_replicas_come_and_go_under_load_without_a_failed_request(
                 await progress(load, num_streams)
 
 
+@pytest.mark.slow
 async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_path: Path):
     poison = 4242
     async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}, fork) as fleet:
@@ -183,6 +184,7 @@ async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_pat
         assert len(dead) == 2
 
 
+@pytest.mark.slow
 async def test_a_request_that_breaks_tokenizers_takes_three_and_no_more(tmp_path: Path):
     """They end by themselves, not on purpose."""
     poison = 4242
@@ -207,6 +209,7 @@ async def test_a_request_that_breaks_tokenizers_takes_three_and_no_more(tmp_path
         assert sorted(codes, key=str) == [1, 1, 1, None]
 
 
+@pytest.mark.slow
 async def test_requests_that_are_refused_fail_no_other(tmp_path: Path):
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)

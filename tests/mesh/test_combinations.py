@@ -212,6 +212,7 @@ def check_form(fields: dict[str, Any], text: str) -> None:
         assert set(text) <= set("abcdef")
 
 
+@pytest.mark.slow
 async def test_any_two_features_go_together_or_are_refused_by_name(
     tmp_path: Path, subtests: pytest.Subtests
 ):

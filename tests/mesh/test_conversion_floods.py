@@ -83,7 +83,8 @@ async def watched(flooding: asyncio.Task[None], tokenizer: Member) -> float:
     return most
 
 
-@pytest.mark.parametrize("num_leavers", [40, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_leavers", [40, 150])
 async def test_floods_of_conversions_whose_clients_leave_keep_no_memory_and_hold_up_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_leavers: int
 ):

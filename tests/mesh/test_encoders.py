@@ -6,6 +6,7 @@ from typing import Any
 
 import aiohttp
 import numpy as np
+import pytest
 from tokenizers import Tokenizer
 from transformers import BertForSequenceClassification, BertModel
 
@@ -36,6 +37,7 @@ def encode(model: Path, texts: list[str]) -> list[list[int]]:
     return [each.ids for each in tokenizer.encode_batch(texts)]
 
 
+@pytest.mark.slow
 async def test_embeddings_are_those_of_transformers_and_outlive_a_worker(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_encoder(model, BertModel)

@@ -23,7 +23,8 @@ from tests.media.internvl_checkpoints import save_internvl, save_qianfan, tiles_
 from tests.media.lfm_checkpoints import parts_reference, save_lfm2
 from tests.media.llava_checkpoints import rows_reference, save_lighton, save_mistral3
 from tests.media.pictures import picture, png
-from tests.media.references import Reference, reference
+from tests.media.references import Clip, Reference, reference
+from tests.media.videos import decoded, encoded, needs_av, scene
 from tests.mesh.forks import fork
 
 SETTINGS = {
@@ -42,22 +43,21 @@ OTHERS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Reference]]] = {
     "mistral3": (save_mistral3, rows_reference),
     "qianfan_ocr": (save_qianfan, tiles_reference),
 }
-SLOW = ("qwen3-vl", "paddleocr-vl", "qwen3.5-moe", *OTHERS)
+ALWAYS = "qwen2.5-vl"
 SERVED = [
-    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+    pytest.param(name, marks=() if name == ALWAYS else pytest.mark.slow)
     for name in (*FAMILIES, *WITH_STATES, *OTHERS)
-]  # its texts with experts have all that it has
-WITH_LOSSES = ["qwen2.5-vl", pytest.param(GEMMA3, marks=pytest.mark.slow)]
+]
+WITH_LOSSES = [ALWAYS, GEMMA3]
 QUESTION = "Describe the picture."
 NUM_TOKENS = 24
 
 Messages = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=[ALWAYS])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("vl")
-    family = getattr(request, "param", "qwen2.5-vl")
+    folder, family = tmp_path_factory.mktemp("vl"), request.param
     if family in OTHERS:
         OTHERS[family][0](folder)
     else:
@@ -81,6 +81,11 @@ async def serving(directory: Path, folder: Path, **nums: int) -> AsyncIterator[F
 def part(image: Image.Image) -> dict[str, Any]:
     url = f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
     return {"type": "image_url", "image_url": {"url": url}}
+
+
+def video(file: bytes) -> dict[str, Any]:
+    url = f"data:video/mp4;base64,{base64.b64encode(file).decode()}"
+    return {"type": "video_url", "video_url": {"url": url}}
 
 
 def ask(*content: Image.Image | str) -> dict[str, Any]:
@@ -187,6 +192,18 @@ async def test_the_same_image_in_the_next_turn_is_cached_and_another_is_not(
     assert smaller["usage"]["prompt_tokens_details"]["cached_tokens"] < 16
 
 
+@needs_av
+async def test_a_video_gives_the_text_of_transformers(
+    client: Client, transformers: Reference
+) -> None:
+    file = encoded(scene(1, 8, 84, 112), 4.0)
+    clip = Clip(decoded(file)[::2])
+    question = {"type": "text", "text": QUESTION}
+    asked: Messages = [{"role": "user", "content": [{"type": "video"}, question]}]
+    expected = transformers.expect(asked, [], NUM_TOKENS, [clip]).text
+    assert await client.text([{"role": "user", "content": [video(file), question]}]) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [GEMMA3], indirect=True, scope="module")
 async def test_images_of_turns_may_be_computed_whole(
@@ -249,6 +266,7 @@ async def test_prompts_are_counted_with_their_images(
     assert counted["tokens"] == expected.prompt_ids
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("folder", WITH_LOSSES, indirect=True, scope="module")
 @pytest.mark.asyncio(loop_scope="function")
@@ -277,6 +295,7 @@ async def test_texts_survive_the_loss_of_each_service(
             assert await asyncio.gather(*texts) == expected, kind
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="function")
 async def test_a_text_goes_on_while_an_image_is_encoded(
     tmp_path: Path, folder: Path, transformers: Reference
@@ -308,6 +327,7 @@ async def test_a_text_goes_on_while_an_image_is_encoded(
         assert (await worker.metrics())["shoal_worker_encode_seconds_total"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="function")
 async def test_the_engine_for_gpus_gives_the_same_texts(
     tmp_path: Path, folder: Path, transformers: Reference

@@ -131,6 +131,7 @@ async def besiege(tmp_path: Path, arenas: dict, num: int) -> None:
     await scheduler.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_intruders_of_all_roles_end_no_service_and_no_request(tmp_path: Path, arenas: dict):
     await besiege(tmp_path, arenas, 30)

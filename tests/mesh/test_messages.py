@@ -1,5 +1,6 @@
 """Anthropic's messages by real processes: Claude Code's requests, tools, thinking."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -80,14 +81,18 @@ async def test_what_claude_code_sends_is_answered(
     """A captured request with shortened texts and tools; ``written`` follows descriptions of
     interactive requests."""
     recorded = json.loads(RECORDED.read_text())
-    for sent in [*recorded["requests"], *recorded["written"]]:
+
+    async def answer(sent: dict[str, Any]) -> tuple[int, str]:
+        data = json.dumps(sent["body"])
+        async with http.post(sent["path"], data=data, headers=recorded["headers"]) as response:
+            return response.status, await response.text()
+
+    requests = [*recorded["requests"], *recorded["written"]]
+    replies = await asyncio.gather(*map(answer, requests))
+    for sent, (status, text) in zip(requests, replies, strict=True):
         body = sent["body"]
         with subtests.test(call=sent["call"]):
-            async with http.post(
-                sent["path"], data=json.dumps(body), headers=recorded["headers"]
-            ) as response:
-                text = await response.text()
-            assert response.status == sent["status"], text
+            assert status == sent["status"], text
             if sent["status"] != 200:
                 error = json.loads(text)["error"]
                 assert error["type"] == "invalid_request_error"

@@ -111,6 +111,7 @@ async def test_sequences_of_a_leaving_worker_go_on_without_being_computed_again(
     assert recomputed(metrics) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaving", ["worker", "scheduler"])
 async def test_sequences_of_a_cell_that_ends_go_on_in_another(
     tmp_path: Path, wanted: list[list[Any]], leaving: str
@@ -129,6 +130,7 @@ async def test_sequences_of_a_cell_that_ends_go_on_in_another(
     assert sum(each[HITS] for each in cells) > num_moves * (PROMPT_LEN - 16)
 
 
+@pytest.mark.slow
 async def test_a_prefill_worker_hands_its_sequences_over(
     tmp_path: Path, wanted: list[list[Any]]
 ) -> None:

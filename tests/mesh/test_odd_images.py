@@ -102,12 +102,12 @@ async def test_bad_files_are_refused_and_the_next_image_is_served(client: Client
     bad = bad_files()
     assert len(bad) > 60
     expected = await client.text(chat(data_url(PLAIN)))
-    for name, file in bad.items():
-        reason = await refusal(client, data_url(file))
-        assert reason.endswith(REASONS), (name, reason)
+    for start in range(0, len(bad), 8):
+        names = [*bad][start : start + 8]
+        found = await asyncio.gather(*(refusal(client, data_url(bad[name])) for name in names))
+        for name, reason in zip(names, found, strict=True):
+            assert reason.endswith(REASONS), (name, reason)
         assert await client.text(chat(data_url(PLAIN)), max_tokens=4) in expected
-    together = await asyncio.gather(*(refusal(client, data_url(each)) for each in bad.values()))
-    assert len(together) == len(bad)
     assert await client.text(chat(data_url(PLAIN))) == expected
 
 

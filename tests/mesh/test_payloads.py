@@ -19,7 +19,7 @@ from tests.mesh.forks import fork
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "MAX_LOGPROBS": "-1"}
 LARGE_VOCABULARY = 151_936
 NUM_ROWS = 32
-NUM_CLIENTS, NUM_TOKENS = 40, 9  # so that this many rows share a step
+NUM_CLIENTS, NUM_TOKENS = 34, 2
 FASTDEPLOY_BYTES = 802_840  # the largest message of the queue that this mesh replaces
 MAX_GROWTH_BYTES = 256 << 20  # 110 MB were seen, and 1.8 GB without credit
 
@@ -97,8 +97,15 @@ async def test_a_step_of_a_mebibyte_arrives_as_the_worker_computed_it(tmp_path: 
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         url = await started(tmp_path, records, EMBEDDED_MODEL, fleet)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            (records / "hold").touch()
             bodies = [whole_vocabulary(number, NUM_TOKENS) for number in range(NUM_CLIENTS)]
-            replies = await asyncio.gather(*(logprobs_of(session, url, body) for body in bodies))
+            asked = asyncio.gather(*(logprobs_of(session, url, body) for body in bodies))
+            (scheduler,) = fleet.of("scheduler")
+            async with asyncio.timeout(60):
+                while (await scheduler.metrics())["shoal_sequences"] < NUM_CLIENTS:
+                    await asyncio.sleep(0.05)
+            (records / "hold").unlink()  # now nearly all share a step
+            replies = await asked
         await fleet.until_idle()
     for number, rows in enumerate(replies):
         expected = recorded(records, number)
@@ -143,6 +150,7 @@ async def test_a_large_vocabulary_arrives_too(tmp_path: Path, large_model: Path)
         assert all(np.array_equal(*pair) for pair in zip(rows, expected, strict=True))
 
 
+@pytest.mark.slow
 async def test_clients_that_do_not_read_bound_memory_and_slow_no_other(
     tmp_path: Path, large_model: Path
 ):

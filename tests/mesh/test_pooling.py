@@ -15,6 +15,7 @@ from openai import AsyncOpenAI, BadRequestError
 from benchmarks.harness.fleet import Fleet, running_fleet
 from shared.model_folder import EMBEDDED_MODEL
 from tests.mesh.forks import fork
+from tests.mesh.mesh import running_mesh
 from tests.pooling_models import (
     NO,
     YES,
@@ -207,6 +208,7 @@ async def check_models_and_metrics(fleet: Fleet, url: str) -> None:
     assert not after.get('vllm:generation_tokens_total{model_name="m"}')
 
 
+@pytest.mark.slow
 async def test_2048_inputs_take_turns_and_outlive_a_worker(tmp_path: Path, embedder: Path) -> None:
     """They do not delay a client of one text, and a kill -9 in the middle changes nothing."""
     inputs = [f"{TEXTS[number % len(TEXTS)]} {number}" for number in range(NUM_INPUTS)]
@@ -235,6 +237,7 @@ async def test_2048_inputs_take_turns_and_outlive_a_worker(tmp_path: Path, embed
     assert np.abs(found - expected).max() < TOLERANCE
 
 
+@pytest.mark.slow
 async def test_means_are_those_of_transformers_in_chunks(tmp_path: Path) -> None:
     save_embedder(tmp_path / "model", "mean_tokens")
     expected = truth(tmp_path / "model", TEXTS, "mean_tokens")
@@ -247,6 +250,7 @@ async def test_means_are_those_of_transformers_in_chunks(tmp_path: Path) -> None
         assert "is_matryoshka in pooler-config" in error["message"]
 
 
+@pytest.mark.slow
 async def test_a_reranker_scores_as_its_card_says(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_reranker(model, max_position_embeddings=256)
@@ -287,6 +291,7 @@ async def test_a_reranker_scores_as_its_card_says(tmp_path: Path) -> None:
         assert "gives classes or scores" in error["message"]
 
 
+@pytest.mark.slow
 async def test_classes_have_labels_and_probabilities(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_classifier(model, 3)
@@ -306,7 +311,7 @@ async def test_classes_have_labels_and_probabilities(tmp_path: Path) -> None:
 
 
 async def test_a_model_of_texts_names_the_setting_that_makes_it_pool(tmp_path: Path) -> None:
-    async with serving(tmp_path / "mesh", EMBEDDED_MODEL) as (_, url):
+    async with running_mesh(tmp_path) as mesh:
         for path, body in (
             ("/v1/embeddings", {"input": "a"}),
             ("/pooling", {"input": "a"}),
@@ -314,11 +319,12 @@ async def test_a_model_of_texts_names_the_setting_that_makes_it_pool(tmp_path: P
             ("/score", {"text_1": "a", "text_2": "b"}),
             ("/v2/rerank", {"query": "a", "documents": ["b"]}),
         ):
-            error = (await ask(url, path, 400, **body))["error"]
+            error = (await ask(mesh.url(), path, 400, **body))["error"]
             assert "--runner pooling" in error["message"]
             assert error["code"] == "model_does_not_pool"
 
 
+@pytest.mark.slow
 async def test_any_decoder_pools_with_the_runner(tmp_path: Path) -> None:
     """The embedded model, with its MTP head."""
     async with serving(tmp_path / "mesh", EMBEDDED_MODEL, RUNNER="pooling") as (_, url):

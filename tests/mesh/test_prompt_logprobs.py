@@ -145,6 +145,7 @@ async def kill_in_the_prompt(fleet: Fleet) -> None:
     await fleet.start("worker")
 
 
+@pytest.mark.slow
 async def test_a_text_scored_as_a_prompt_has_the_logprobs_it_was_written_with(tmp_path: Path):
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)

@@ -266,6 +266,7 @@ async def test_a_schema_that_cannot_be_held_is_named_as_the_client_knows_it(clie
         )
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_is_not_noticed(client: AsyncOpenAI, fleet: Fleet):
     fields: dict[str, Any] = {
         "input": "What does the scheduler do?",
@@ -287,6 +288,7 @@ async def test_a_worker_that_dies_is_not_noticed(client: AsyncOpenAI, fleet: Fle
     assert reply["usage"]["output_tokens"] == 300
 
 
+@pytest.mark.slow
 async def test_what_codex_has_sent_is_answered(tmp_path_factory: pytest.TempPathFactory):
     """Its first request, and the one with a call's result; texts in them are shortened."""
     directory = tmp_path_factory.mktemp("codex")
@@ -305,6 +307,7 @@ async def test_what_codex_has_sent_is_answered(tmp_path_factory: pytest.TempPath
         await fleet.until_idle()
 
 
+@pytest.mark.slow
 async def test_a_stateless_client_gets_its_reasoning_back(
     tmp_path_factory: pytest.TempPathFactory,
 ):

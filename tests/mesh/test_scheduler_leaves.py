@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from benchmarks.harness.fleet import running_fleet
 from tests.mesh.forks import fork
@@ -13,6 +14,7 @@ from tests.mesh.test_chain import client_of, complete
 SETTINGS = {"READY_WAIT_S": "30", "DRAIN_TIMEOUT_S": "50"}
 
 
+@pytest.mark.slow
 async def test_a_scheduler_that_is_replaced_holds_up_no_request(tmp_path: Path):
     """The open stream stands still, so a scheduler waiting for its end would outlast the new
     requests."""
@@ -55,7 +57,7 @@ async def test_a_scheduler_that_is_stopped_together_with_its_tokenizers_ends_wha
             await mesh.services[name].drain()
             await mesh.lose(name)
 
-        stream = await complete(client, 300, stream=True)
+        stream = await complete(client, 100, stream=True)
         chunks = [await anext(stream)]
         leaving = [asyncio.create_task(leave(name)) for name in ("tokenizer", "scheduler")]
         chunks += [chunk async for chunk in stream]

@@ -77,6 +77,7 @@ async def test_texts_are_those_of_single_steps_and_take_fewer_plans(tmp_path: Pa
         assert num_steps > metrics["shoal_plan_seconds_count"]
 
 
+@pytest.mark.slow
 async def test_a_client_that_leaves_in_the_middle_leaves_nothing_behind(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet, await started(fleet) as session:
         staying = asyncio.create_task(text_of(session, PROMPTS[0]))

@@ -120,13 +120,10 @@ async def stream(client: AsyncOpenAI, prompt: list[int], num: int, ids: list[int
             ids += getattr(choice, "token_ids", None) or []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_workers", "has_windows"),
-    [
-        (1, True),
-        pytest.param(1, False, marks=pytest.mark.slow),
-        pytest.param(2, False, marks=pytest.mark.slow),
-    ],
+    [(1, True), (1, False), (2, False)],
 )
 async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
     tmp_path: Path, num_workers: int, has_windows: bool

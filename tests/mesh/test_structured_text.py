@@ -103,6 +103,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 async def test_hostile_grammars_are_refused_and_a_stream_beside_them_goes_on(tmp_path: Path):
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         url = await started(fleet)

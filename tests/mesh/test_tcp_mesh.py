@@ -9,6 +9,7 @@ from benchmarks.harness.checked_load import body_of, stream
 from benchmarks.harness.fleet import Fleet, running_fleet
 from benchmarks.harness.ports import free_port
 from cli.keys import main as make_keys
+from tests.mesh.forks import fork
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512"}
 
@@ -32,7 +33,7 @@ async def start_all(fleet: Fleet, directory: Path, keys: Path) -> None:
 async def test_it_serves_over_tcp_with_a_key_for_each_role(tmp_path: Path):
     keys = tmp_path / "keys"
     assert make_keys([str(keys)]) == 0
-    async with running_fleet(tmp_path, SETTINGS) as fleet:
+    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await start_all(fleet, tmp_path, keys)
         (gateway,) = fleet.of("gateway")
         async with aiohttp.ClientSession() as session:

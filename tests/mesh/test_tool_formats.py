@@ -1,5 +1,6 @@
 """Forced calls in formats other than the embedded model's own, by real processes."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ async def test_a_model_of_another_format_calls_in_it(tmp_path: Path, name: str):
         asked |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200}
         calls: list[Any] = []
         async with client_of(fleet.of("gateway")[0].url) as client:
-            for seed in SEEDS:
-                (choice,) = (await client.chat.completions.create(**asked, seed=seed)).choices
+            create = client.chat.completions.create
+            for done in await asyncio.gather(*(create(**asked, seed=seed) for seed in SEEDS)):
+                (choice,) = done.choices
                 if choice.finish_reason == "tool_calls":
                     assert not choice.message.content
                     calls += choice.message.tool_calls or []

@@ -181,6 +181,7 @@ async def test_a_lost_worker_that_no_other_stands_in_for_is_what_its_sequence_wa
     assert (again["after"], again["reason"]) == ("worker_lost", "no_worker")
 
 
+@pytest.mark.slow
 async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None:
     """Real processes: only the killed worker's report is missing."""
     settings = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
@@ -202,6 +203,7 @@ async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None
     assert {span["service"]["instance"] for span in trace["spans"]} >= {runs[1]["worker"], "g5"}
 
 
+@pytest.mark.slow
 async def test_of_many_inputs_the_first_have_spans_of_all_services(tmp_path: Path) -> None:
     save_embedder(tmp_path / "model")
     async with (

@@ -1,6 +1,5 @@
 """Videos through real processes: each text is the one of transformers on the same frames."""
 
-import base64
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from tests.media.checkpoints import save_checkpoint
 from tests.media.pictures import picture
 from tests.media.references import Clip, Reference, reference
 from tests.media.videos import decoded, encoded, needs_av, scene, stamped
-from tests.mesh.test_images import NUM_TOKENS, Client, client_of, part, serving
+from tests.mesh.test_images import NUM_TOKENS, Client, client_of, part, serving, video
 
 pytestmark = pytest.mark.asyncio
 
@@ -34,11 +33,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts]}]
 
 
-def video(file: bytes) -> dict[str, Any]:
-    url = f"data:video/mp4;base64,{base64.b64encode(file).decode()}"
-    return {"type": "video_url", "video_url": {"url": url}}
-
-
+@pytest.mark.slow
 @needs_av
 async def test_texts_are_those_of_transformers(
     tmp_path: Path, folder: Path, transformers: Reference

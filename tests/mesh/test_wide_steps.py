@@ -103,7 +103,8 @@ def peaks(members: list[Member]) -> dict[str, int]:
     return {member.kind: peak_bytes(member.process.pid) for member in members}
 
 
-@pytest.mark.parametrize("num_logprobs", [pytest.param(21, marks=pytest.mark.slow), 210])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_logprobs", [21, 210])
 async def test_a_wide_step_arrives_whole_in_bounded_memory_and_others_are_served_meanwhile(
     tmp_path: Path, num_logprobs: int
 ):
@@ -140,7 +141,7 @@ def limits() -> list[str]:
     return [path.read_text() for path in sorted(sysv.LIMITS.glob("msg*"))]
 
 
-@pytest.mark.parametrize("num_logprobs", [21, 210])
+@pytest.mark.parametrize("num_logprobs", [pytest.param(21, marks=pytest.mark.slow), 210])
 def test_a_system_v_queue_refuses_such_a_step_and_with_msgmax_alone_raised_it_hangs(
     num_logprobs: int,
 ):

@@ -12,6 +12,10 @@ SMALL: dict[str, Any] = {"num_threads": 1, "schedulers": 1}  # other tests need 
 
 @pytest.fixture(scope="session")
 def llm() -> Iterator[LLM]:
-    """A mesh with the embedded model."""
-    with TemporaryDirectory(prefix="shoal-") as folder, LLM(mesh_dir=Path(folder), **SMALL) as llm:
+    """A mesh with the embedded model, and room for adapters."""
+    adapters: dict[str, Any] = {"enable_lora": True, "max_lora_rank": 8}
+    with (
+        TemporaryDirectory(prefix="shoal-") as folder,
+        LLM(mesh_dir=Path(folder), **adapters, **SMALL) as llm,
+    ):
         yield llm

@@ -47,11 +47,12 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code"),
     [
-        pytest.param("error", 1, marks=pytest.mark.slow),
-        pytest.param("SIGINT", -signal.SIGINT, marks=pytest.mark.slow),
+        ("error", 1),
+        ("SIGINT", -signal.SIGINT),
         ("SIGKILL", -signal.SIGKILL),
     ],
 )
@@ -79,6 +80,7 @@ def test_no_process_survives_a_script(tmp_path: Path, end: str, code: int):
         assert not [*mesh.iterdir()]
 
 
+@pytest.mark.slow
 def test_a_fork_neither_ends_a_mesh_nor_keeps_it_after_its_owner(tmp_path: Path):
     script, mesh = tmp_path / "script.py", tmp_path / "mesh"
     script.write_text(FORKING)

@@ -13,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from benchmarks.harness.ports import free_port
 from shared.model_folder import EMBEDDED_MODEL
-from shoal import LLM, Logprob, SamplingParams, StructuredOutputsParams
+from shoal import LLM, Logprob, LoRARequest, SamplingParams, StructuredOutputsParams
 from shoal.connection import MAX_OPEN_REQUESTS, Request
 
 ROOT = Path(__file__).parents[2]
 QUESTION = [{"role": "user", "content": "What is 12 + 30?"}]
 GREEDY = SamplingParams(temperature=0, max_tokens=20)
+FISH = "The shoal of fish"
 
 
 def test_results_are_in_the_order_of_prompts_of_each_form(llm: LLM):
@@ -41,6 +44,48 @@ def test_results_are_in_the_order_of_prompts_of_each_form(llm: LLM):
     assert only.outputs[0].token_ids == results[0].outputs[0].token_ids
     assert (only.finished, only.outputs[0].finish_reason) == (True, "length")
     assert only.num_cached_tokens == 0
+
+
+def write_adapter(folder: Path, seed: int) -> str:
+    """PEFT's format, for the output layer of each attention."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for file in sorted(EMBEDDED_MODEL.glob("*.safetensors")):
+        for name, weight in load_file(file).items():
+            if name.endswith("o_proj.weight") and name.startswith("model.layers."):
+                layer = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+                outputs, inputs = weight.shape
+                tensors[f"{layer}A.weight"] = torch.randn(4, inputs, generator=generator)
+                tensors[f"{layer}B.weight"] = torch.randn(outputs, 4, generator=generator)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 0.2}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_texts_with_and_without_adapters(llm: LLM, tmp_path: Path) -> None:
+    one, other = (
+        LoRARequest(name, number, write_adapter(tmp_path / name, number))
+        for number, name in enumerate(("one", "other"), 1)
+    )
+    plain, first, second = llm.generate([FISH] * 3, GREEDY, False, [None, one, other])
+    assert [each.lora_request for each in (plain, first, second)] == [None, one, other]
+    assert len({each.outputs[0].text for each in (plain, first, second)}) == 3
+    (again,) = llm.generate(FISH, GREEDY, False, lora_request=one)
+    assert again.outputs[0].text == first.outputs[0].text
+    assert again.outputs[0].lora_request == one
+    message = [{"role": "user", "content": "Hi"}]
+    (of_base,) = llm.chat(message, GREEDY, False)
+    (of_one,) = llm.chat(message, GREEDY, False, one)
+    assert of_base.outputs[0].text != of_one.outputs[0].text
+    with pytest.raises(ValueError, match="one is the adapter in"):
+        llm.generate(FISH, GREEDY, False, LoRARequest("one", 1, other.lora_path))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"has no adapter_config\.json"):
+        llm.generate(FISH, GREEDY, False, LoRARequest("empty", 3, str(tmp_path / "empty")))
+    with pytest.raises(ValueError, match='model is "nothing"; served here: shoal-tiny, one'):
+        llm.generate(FISH, GREEDY, False, LoRARequest("nothing"))
 
 
 def test_more_prompts_than_open_requests_keep_their_order_and_parameters(llm: LLM):
@@ -247,6 +292,7 @@ def api_server(mesh: Path, *arguments: str) -> Iterator[None]:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_running_server_gives_the_same_texts(llm: LLM, tmp_path: Path):
     params = SamplingParams(seed=5, max_tokens=12, logprobs=1)
     port = free_port()

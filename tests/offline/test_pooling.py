@@ -14,6 +14,7 @@ from tests.pooling_models import save_classifier
 TEXTS = ["a fish", "a shoal of fish", "rain"]
 
 
+@pytest.mark.slow
 def test_a_model_that_embeds(tmp_path: Path):
     with LLM(task="embed", runner="pooling", mesh_dir=tmp_path, **SMALL) as llm:
         ids = llm.get_tokenizer().encode(TEXTS[0])
@@ -43,6 +44,7 @@ def test_a_model_that_embeds(tmp_path: Path):
             llm.generate("a")
 
 
+@pytest.mark.slow
 def test_a_model_that_classifies(tmp_path: Path):
     save_classifier(tmp_path / "model", num_labels=3)
     with LLM(tmp_path / "model", mesh_dir=tmp_path / "mesh", **SMALL) as llm:

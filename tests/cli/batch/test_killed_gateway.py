@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from openai import AsyncOpenAI, OpenAIError
 from openai.types import Batch
 
@@ -41,6 +42,7 @@ async def kill_gateway(server: Serving) -> None:
     os.kill(server.children()["gateway"], signal.SIGKILL)
 
 
+@pytest.mark.slow
 async def test_a_batch_goes_on_after_its_gateway_is_killed(tmp_path: Path) -> None:
     flags = ["--batch-dir", str(tmp_path / "batches"), "--served-model-name", "any"]
     async with (

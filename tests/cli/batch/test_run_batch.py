@@ -108,7 +108,7 @@ async def test_after_a_kill_ten_thousand_lines_are_there_once(tmp_path: Path):
     await run_killed_half_way(tmp_path, 10_000)
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 async def test_a_server_that_runs_answers_too(tmp_path: Path):
     write_input(tmp_path / "in.jsonl", 30)
     async with serving(tmp_path / "serve", "--api-key", "secret") as shoal:
@@ -141,7 +141,7 @@ async def test_a_terminal_shows_how_far_it_is_and_of_the_log_nothing_usual(tmp_p
     assert b" INFO " not in said
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 async def test_a_mesh_that_cannot_start_says_why(tmp_path: Path):
     write_input(tmp_path / "in.jsonl", 6)
     process = await start(tmp_path, "--model", str(tmp_path / "none"))

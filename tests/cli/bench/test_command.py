@@ -185,6 +185,7 @@ async def test_ctrl_c_ends_it_at_once():
     assert error == b"shoal bench serve: stopped before the end\n"
 
 
+@pytest.mark.slow
 async def test_shoal_itself_is_measured(tmp_path: Path, subtests: pytest.Subtests, capsys):
     async with serving(tmp_path / "mesh") as shoal:
         await shoal.until_ready()

@@ -66,6 +66,7 @@ def test_a_text_that_is_too_short_is_refused_with_its_length(tokenizer: Tokenize
         cut("Hello.", tokenizer, 16, 3)
 
 
+@pytest.mark.slow
 def test_the_default_needs_the_source_tree(monkeypatch: pytest.MonkeyPatch):
     assert len(read_text(None)) > 100_000
     monkeypatch.setitem(sys.modules, "models.training.corpus", None)

@@ -22,7 +22,7 @@ from shared.model_folder import EMBEDDED_MODEL, weight_files
 from tests.services.worker.checkpoints import change_config, quantized
 
 WORKER = ["--device", "cpu", "--num-threads", "1"]
-LENGTH, NUM_PIECES = 40, 3
+LENGTH, NUM_PIECES = 40, 2
 SMALL = ["--length", str(LENGTH), "--pieces", str(NUM_PIECES)]
 
 
@@ -66,6 +66,7 @@ def test_a_run_ends_with_a_table_and_everything_as_json(tmp_path: Path, capsys):
     assert figures["wint4"]["weights_bytes"] < 0.6 * figures["none"]["weights_bytes"]
 
 
+@pytest.mark.slow
 def test_codes_in_the_kv_cache_are_compared_with_numbers(tmp_path: Path):
     flags = ["--quantization", "none", "--kv-cache-dtype", "fp8"]
     figures = measured(tmp_path, *flags)["figures"]
@@ -95,6 +96,7 @@ def logprobs(oracle: Any, ids: np.ndarray) -> np.ndarray:
     return np.concatenate([values[range(len(ids) - 1), ids[1:], None], values], 1)
 
 
+@pytest.mark.slow
 def test_a_folder_is_compared_with_the_one_that_it_came_from(tmp_path: Path, copy: Path):
     """Dequantized weights lose as much as quantized ones."""
     for file in weight_files(copy):
@@ -148,6 +150,7 @@ def assert_refused(words: list[str], text: str, capsys) -> None:
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_reference_with_other_ids_is_refused(copy: Path, capsys):
     words = ["--reference", str(copy)]
     path = copy / "tokenizer.json"
