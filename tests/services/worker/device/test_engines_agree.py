@@ -117,7 +117,7 @@ def test_both_engines_emit_the_same_text_and_logprobs(seed: int, mimo: Path) -> 
     check(seed, mimo)
 
 
-@pytest.mark.parametrize("seed", [1, 8])
+@pytest.mark.parametrize("seed", [pytest.param(1, marks=pytest.mark.slow), 8])
 def test_both_engines_emit_the_same_text_and_logprobs_with_windows(
     seed: int, windowed: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_stages_of_more_models_have_the_bits_of_one_process(tmp_path: Path) -> N
     assert all(each.is_native for each in found.values())
 
 
+@pytest.mark.slow
 def test_preempted_sequences_and_prefix_hits_have_the_bits_of_one_process(tmp_path: Path) -> None:
     """Blocks for two or three sequences, with two prompts that share a beginning."""
     mimo = save_with_head(tmp_path / "mimo")
