@@ -54,6 +54,8 @@ def mark_rests_slow(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("each_value") and not item.get_closest_marker("slow"):
             assert isinstance(item, pytest.Function)
             assert item.parent is not None
+            if not hasattr(item, "callspec"):  # one case, in a module of marked ones
+                continue
             key = item.parent.nodeid, item.originalname
             tests.setdefault(key, []).append((item, values_of(item)))
     for cases in tests.values():
@@ -67,12 +69,15 @@ def mark_rests_slow(items: list[pytest.Item]) -> None:
 
 
 def values_of(item: pytest.Function) -> set[Value]:
-    """The names of each ``parametrize`` with the identities of their values in this case."""
+    """The names of each ``parametrize`` and of each fixture with parameters, with the identities
+    of their values in this case."""
     groups = []
     for mark in item.iter_markers("parametrize"):
         names = mark.args[0]
         groups.append(tuple(names.replace(" ", "").split(",") if isinstance(names, str) else names))
     params = item.callspec.params
+    named = {name for names in groups for name in names}
+    groups.extend((name,) for name in params if name not in named)
     return {(names, tuple(id(params[name]) for name in names)) for names in groups}
 
 

@@ -17,12 +17,13 @@ from services.worker.engine.protocol import StepOutput
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity, StepPlan
+from tests.preloaded import PRELOADED
 
 SIZE = 2
 SETTINGS = {"ranks": "tensor_parallel_size", "stages": "pipeline_parallel_size"}
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["services.worker.engine.build", "transformers"])
+_context.set_forkserver_preload(PRELOADED)
 _numbers = count()
 
 

@@ -15,11 +15,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from benchmarks.harness.fleet import Fleet, Process, running_fleet
+from tests.preloaded import PRELOADED
 
 ROOT = Path(__file__).parent.parent.parent
 LOOK_S = 0.01
-# No module of a service: each registers the metrics of its own process.
-PRELOADED = ["aiohttp.web", "llguidance", "orjson", "shared.process.service", "tokenizers", "torch"]
 
 _context = get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)

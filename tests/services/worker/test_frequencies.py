@@ -2,6 +2,7 @@
 
 from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -95,3 +96,13 @@ def test_a_dynamic_model_is_unscaled_up_to_its_positions_and_slower_beyond() -> 
     unscaled = default.frequencies(64, MAX_POSITIONS)
     torch.testing.assert_close(dynamic.frequencies(64, MAX_POSITIONS), unscaled, rtol=0, atol=0)
     assert (dynamic.frequencies(64, 2 * MAX_POSITIONS)[1:] < unscaled[1:]).all()
+
+
+def test_a_plan_has_the_size_of_a_table_that_is_not_computed() -> None:
+    """On meta torch's arithmetic imports its compiler, which takes seconds."""
+    rope = Mock()
+    with torch.device("meta"):
+        planned = RotaryEmbedding(rope, 64, MAX_POSITIONS).table
+    rope.frequencies.assert_not_called()
+    table = RotaryEmbedding(read_rope(complete(KINDS[0])), 64, MAX_POSITIONS).table
+    assert (planned.shape, planned.dtype) == (table.shape, table.dtype)

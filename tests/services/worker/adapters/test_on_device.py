@@ -11,6 +11,7 @@ from benchmarks.harness.engines import make_engine
 from services.worker.adapters.device_ops import BankForm
 from services.worker.adapters.table import NONE
 from shared.wire.messages import SamplingParams
+from tests.selection import only
 from tests.services.worker.adapters.made import engine_with, texts_of
 from tests.services.worker.adapters.test_texts import (
     FAMILIES,
@@ -27,7 +28,11 @@ FULL: dict[str, Any] = {"cudagraph_mode": "full", "cudagraph_capture_sizes": [1,
 
 
 @pytest.fixture(
-    scope="module", params=["granite, tied, biases", "qwen2 moe", "deepseek v3, yarn", "qwen3.5"]
+    scope="module",
+    params=only(
+        [("granite, tied, biases",)],
+        ["granite, tied, biases", "qwen2 moe", "deepseek v3, yarn", "qwen3.5"],
+    ),
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, changes = FAMILIES[request.param]
@@ -51,10 +56,10 @@ def test_texts_are_those_of_the_engine_on_the_host(folder: Path) -> None:
 
 def test_an_adapter_takes_the_place_of_another(tmp_path: Path) -> None:
     save_qwen2(tmp_path)
-    adapters, prompts = some_of(tmp_path)[:3], random_prompts(2)
+    adapters, prompts = some_of(tmp_path)[:2], random_prompts(2)
     engine = engine_with(tmp_path, "device", adapters, max_loras=1, **FULL)
     wanted = engine_with(tmp_path, "torch", adapters, max_loras=1)
-    for adapter in (*adapters, *adapters[:2]):
+    for adapter in (*adapters, adapters[0]):
         digests = [adapter.digest] * 2
         assert_near(texts_of(engine, prompts, digests), texts_of(wanted, prompts, digests))
 
@@ -68,6 +73,7 @@ def test_an_engine_may_have_fewer_slots_than_the_settings() -> None:
     assert form.of_slots.tolist() == [0, NONE, NONE, NONE, NONE]
 
 
+@pytest.mark.slow
 def test_drafts_change_no_text(tmp_path: Path) -> None:
     """Decode rows have several tokens; the MTP head has no adapters."""
     save_mimo(tmp_path)

@@ -25,7 +25,7 @@ from tests.services.worker.adapters.made import (
 )
 from tests.services.worker.speculation import params_of, prompts
 
-NUM = 12
+NUM = 8
 OF_PROMPTS = [("", *DIGESTS[:3])[number % 4] for number in range(NUM)]
 
 
@@ -43,7 +43,7 @@ def engine(method: str, kernels: str = "native", **settings: Any) -> Any:
 
 
 def run(method: str, num_steps: int, **options: Any) -> Run:
-    some, params = prompts()[-NUM:], params_of(0.7, NUM, logprobs=3)
+    some, params = prompts()[12 : 12 + NUM], params_of(0.7, NUM, logprobs=3)
     return scheduled.run(
         engine(method), some, params, num_steps=num_steps, adapters=OF_PROMPTS, **options
     )
@@ -54,7 +54,7 @@ def single() -> Run:
     return run("none", 1)
 
 
-@pytest.mark.parametrize("num_steps", [2, 16])
+@pytest.mark.parametrize("num_steps", [pytest.param(2, marks=pytest.mark.slow), 16])
 def test_plans_of_several_steps_give_the_same_bits(num_steps: int) -> None:
     """With logprobs, and without, where native code runs the steps by itself."""
     several = run("none", num_steps)
@@ -64,12 +64,12 @@ def test_plans_of_several_steps_give_the_same_bits(num_steps: int) -> None:
     assert {*several.ends} == {"stop", "length"}
     for one, other in zip(several.logprobs, single().logprobs, strict=True):
         assert [each.tobytes() for each in one] == [each.tobytes() for each in other]
-    some, params = prompts()[-NUM:], params_of(0.7, NUM)
+    some, params = prompts()[12 : 12 + NUM], params_of(0.7, NUM)
     plain = scheduled.run(engine("none"), some, params, num_steps=num_steps, adapters=OF_PROMPTS)
     assert plain.texts == single().texts
 
 
-@pytest.mark.parametrize("method", ["mtp", "ngram"])
+@pytest.mark.parametrize("method", ["mtp", pytest.param("ngram", marks=pytest.mark.slow)])
 def test_drafts_without_adapters_are_verified_with_them(method: str) -> None:
     drafted = run(method, 3)
     assert drafted.num_accepted > 0
@@ -78,7 +78,7 @@ def test_drafts_without_adapters_are_verified_with_them(method: str) -> None:
 
 def test_preempted_and_cached_sequences_keep_their_adapters() -> None:
     tight = engine("none", num_gpu_blocks_override=13, max_num_batched_tokens=20)
-    some, params = prompts()[-NUM:], params_of(0.7, NUM, logprobs=3)
+    some, params = prompts()[12 : 12 + NUM], params_of(0.7, NUM, logprobs=3)
     found = scheduled.run(
         tight, some * 2, params * 2, adapters=OF_PROMPTS * 2, caches_prefixes=True, num_steps=4
     )
@@ -88,7 +88,7 @@ def test_preempted_and_cached_sequences_keep_their_adapters() -> None:
 
 
 def test_adapters_change_texts() -> None:
-    plain = scheduled.run(engine("none"), prompts()[-NUM:], params_of(0.7, NUM))
+    plain = scheduled.run(engine("none"), prompts()[12 : 12 + NUM], params_of(0.7, NUM))
     pairs = zip(plain.texts, single().texts, OF_PROMPTS, strict=True)
     assert [one == other for one, other, _ in pairs] == [not each for each in OF_PROMPTS]
 

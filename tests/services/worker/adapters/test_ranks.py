@@ -1,6 +1,9 @@
 """Ranks with their shares of adapters give the texts of one process."""
 
+from itertools import product
 from pathlib import Path
+
+import pytest
 
 from tests.services.worker.adapters.made import engine_with
 from tests.services.worker.adapters.rank_texts import adapted_texts
@@ -20,14 +23,30 @@ SETTINGS = {"enable_lora": True, "max_cpu_loras": 1}
 TOLERANCE = 5e-5  # of logprobs, in float32
 
 
-def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
+FEW = [("latents", "native"), ("biases", "torch")]
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        FEW,
+        pytest.param(
+            [each for each in product(FAMILIES, ("native", "torch")) if each not in FEW],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["few", "others"],
+)
+def test_two_ranks_have_the_texts_of_one_process(
+    tmp_path: Path, chosen: list[tuple[str, str]]
+) -> None:
     cases = {}
-    for number, (name, (family, changes)) in enumerate(FAMILIES.items()):
+    for number, (name, kernels) in enumerate(chosen):
+        family, changes = FAMILIES[name]
         folder = tmp_path / str(number)
         folder.mkdir()
         save_model(folder, family, **(changes | {"intermediate_size": 128}))
-        for kernels in ("native", "torch"):
-            cases[f"{name}, {kernels}"] = Case(folder, kernels, SETTINGS, texts=adapted_texts)
+        cases[f"{name}, {kernels}"] = Case(folder, kernels, SETTINGS, texts=adapted_texts)
     with texts_of_ranks(cases, 2, tmp_path) as found:
         pass
     for name, case in cases.items():

@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.harness.engines import KERNELS, make_engine
+from benchmarks.harness.engines import make_engine
 from services.worker.adapters.sites import LoadedAdapter
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
+from tests.selection import only
 from tests.services.worker.adapters.made import (
     DIGESTS,
     Text,
@@ -36,21 +37,27 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "llama, no groups, biases",
             "granite, tied, biases",
             "olmo 2",
+            "gpt-oss",
             "qwen2 moe",
             "deepseek v3, yarn",
-            "gpt-oss",
         )
     },
     "qwen3.5": HYBRIDS["qwen3.5"],
     "qwen3-next": HYBRIDS["qwen3-next"],
     "granite 4": HYBRIDS["granite 4, tied"],
 }
+FEW = ("granite, tied, biases", "qwen2 moe", "deepseek v3, yarn", "gpt-oss", "qwen3.5")
 TOLERANCE = 1e-4  # of logprobs, in float32
 VALUES = ("v_proj", "kv_a_proj_with_mqa")
 KINDS = ("q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "in_proj", "out_proj", "a_proj")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[
+        name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES
+    ],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, changes = FAMILIES[request.param]
     folder = tmp_path_factory.mktemp("family")
@@ -93,7 +100,8 @@ def merged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return [merge(folder, target / each.digest, each) for each in some_of(folder)]
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.each_value
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_texts_are_those_of_merged_weights(folder: Path, merged: list[Path], kernels: str) -> None:
     adapters, prompts = some_of(folder), random_prompts(5)
     engine = engine_with(folder, kernels, adapters)
@@ -137,7 +145,9 @@ def save_in(form: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     return folder / "codes", {}
 
 
-@pytest.mark.parametrize("form", [*FORMS, "gptq, desc_act"])
+@pytest.mark.parametrize(
+    "form", only([("wint8",), ("fp8_block",), ("gptq, desc_act",)], [*FORMS, "gptq, desc_act"])
+)
 def test_quantized_weights(tmp_path: Path, form: str) -> None:
     """A is multiplied with the inputs in their own order, by native code as by torch."""
     folder, settings = save_in(form, tmp_path)

@@ -29,6 +29,7 @@ from services.worker.weights.load import load_model
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import SamplingParams
+from tests.selection import only
 from tests.services.worker.checkpoints import random_prompts, save_mimo, save_qwen2
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
@@ -41,6 +42,7 @@ GIB = 1 << 30
 ALL = 1.0  # GiB, more than the models have
 NUM_LAYERS = 7
 NO_DRAFTS = {"method": "none"}  # the automatic number of drafts depends on times
+EAGER: dict[str, Any] = {"enforce_eager": True}
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
 
 
@@ -87,8 +89,8 @@ def assert_same(found: scheduled.Run, wanted: scheduled.Run) -> None:
     [
         (3, {"speculative_config": DRAFTS}),
         (4, {}),
-        (NUM_LAYERS, {"speculative_config": DRAFTS}),
-        (NUM_LAYERS, {"enforce_eager": True, "kv_cache_dtype": "int8"}),
+        pytest.param(NUM_LAYERS, {"speculative_config": DRAFTS}, marks=pytest.mark.slow),
+        (NUM_LAYERS, {**EAGER, "kv_cache_dtype": "int8"}),
     ],
     ids=str,
 )
@@ -112,7 +114,7 @@ def test_codes_made_at_the_start_are_offloaded(
     mimo: Path, tmp_path: Path, quantization: str
 ) -> None:
     """They come from the code cache, like the embeddings', which are not offloaded."""
-    forms = {"quantization": quantization, "embedding_quantization": quantization}
+    forms = {"quantization": quantization, "embedding_quantization": quantization, **EAGER}
     _, wanted = run(mimo, **forms)
     for _ in range(2):
         engine, found = run(mimo, **forms, quantization_cache=tmp_path, cpu_offload_gb=ALL)
@@ -129,15 +131,15 @@ def test_codes_made_at_the_start_are_offloaded(
 )
 def test_codes_of_a_checkpoint_are_offloaded(mimo: Path, tmp_path: Path, layout: str) -> None:
     save_quantized(mimo, tmp_path, LAYOUTS[layout])
-    _, wanted = run(tmp_path)
-    engine, found = run(tmp_path, cpu_offload_gb=ALL)
+    _, wanted = run(tmp_path, **EAGER)
+    engine, found = run(tmp_path, cpu_offload_gb=ALL, **EAGER)
     assert offloaded_of(engine).num_layers == NUM_LAYERS
     assert_same(found, wanted)
 
 
 def test_random_weights_are_those_without(mimo: Path) -> None:
-    _, wanted = run(mimo, load_format="dummy")
-    engine, found = run(mimo, load_format="dummy", cpu_offload_gb=ALL)
+    _, wanted = run(mimo, load_format="dummy", **EAGER)
+    engine, found = run(mimo, load_format="dummy", cpu_offload_gb=ALL, **EAGER)
     assert offloaded_of(engine).num_layers == NUM_LAYERS
     assert_same(found, wanted)
 
@@ -148,9 +150,9 @@ def planned_weights() -> int:
 
 @pytest.mark.parametrize("num_layers", [3, NUM_LAYERS])
 def test_the_plan_has_two_buffers_for_all_layers_on_the_host(mimo: Path, num_layers: int) -> None:
-    make_engine(mimo, "device")
+    make_engine(mimo, "device", **EAGER)
     without = planned_weights()
-    make_engine(mimo, "device", cpu_offload_gb=gib_of(num_layers, mimo))
+    make_engine(mimo, "device", cpu_offload_gb=gib_of(num_layers, mimo), **EAGER)
     layer = round(gib_of(1, mimo) * GIB)
     assert planned_weights() == pytest.approx(without - (num_layers - 2) * layer, abs=2048)
 
@@ -267,7 +269,7 @@ def test_memory_that_cannot_be_pinned_costs_the_graphs(
     engine, found = run(mimo, cpu_offload_gb=ALL)
     assert len(engine._graphs) == 0
     assert "cannot be pinned (out of memory): copies block the host" in caplog.text
-    assert_same(found, run(mimo, enforce_eager=True)[1])
+    assert_same(found, run(mimo, **EAGER)[1])
 
 
 EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -275,14 +277,13 @@ EXPERTS: dict[str, tuple[str, dict[str, Any]]] = {
     "in codes": ("Qwen3MoeForCausalLM", {"quantization": "wint4"}),
     "biases": ("GptOssForCausalLM", {}),
     "drafts": ("Glm4MoeForCausalLM", {"speculative_config": DRAFTS | {"method": "ngram"}}),
-    "one layer in two": ("Ernie4_5_MoeForCausalLM", {"enforce_eager": True}),
+    "one layer in two": ("Ernie4_5_MoeForCausalLM", EAGER),
 }
-FEW = {"in codes", "biases"}
 
 
 @pytest.mark.parametrize(
     "case",
-    [each if each in FEW else pytest.param(each, marks=pytest.mark.slow) for each in EXPERTS],
+    only([("in codes",)], EXPERTS),
 )
 def test_texts_with_experts_are_the_same_bits(tmp_path: Path, case: str) -> None:
     name, settings = EXPERTS[case]
@@ -302,7 +303,7 @@ def test_dense_layers_before_experts_count_as_what_they_are(tmp_path: Path) -> N
     assert len(set(sizes[1:])) == 1
     for num in (4, 5, 8):
         wanted = sum(sizes[place] for place in placement.spread(num, 8))
-        engine = make_engine(tmp_path, "device", cpu_offload_gb=wanted / GIB)
+        engine = make_engine(tmp_path, "device", cpu_offload_gb=wanted / GIB, **EAGER)
         assert offloaded_of(engine).num_layers == num
 
 

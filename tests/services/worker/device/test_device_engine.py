@@ -22,7 +22,6 @@ from services.worker.step.step import PendingResult
 from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
-from tests.selection import every_pair
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 
@@ -210,17 +209,16 @@ def drafting(kernels: str, method: str) -> AnyEngine:
     return make_engine(EMBEDDED_MODEL, kernels, **settings)
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("method", ["mtp", "ngram"])
+@pytest.mark.parametrize("pipeline_depth", [1, 3])
 @pytest.mark.parametrize(
-    ("method", "pipeline_depth", "rules"),
-    every_pair(
-        ["mtp", "ngram"],
-        [1, 3],
-        [
-            {},
-            {"presence_penalty": 0.4, "repetition_penalty": 1.2},
-            {"logit_bias": [(14, 3.0)], "frequency_penalty": 0.6, "logprobs": 2},
-        ],
-    ),
+    "rules",
+    [
+        {},
+        {"presence_penalty": 0.4, "repetition_penalty": 1.2},
+        {"logit_bias": [(14, 3.0)], "frequency_penalty": 0.6, "logprobs": 2},
+    ],
     ids=str,
 )
 def test_drafts_are_those_of_the_host_engine(

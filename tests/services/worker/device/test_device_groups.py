@@ -10,6 +10,7 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
+from tests.selection import only
 from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.foreign_checkpoints import save_family
 
@@ -48,16 +49,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("name", "steps"),
-    [
-        ("GptOssForCausalLM", "graphs"),
-        ("Gemma3ForCausalLM", "eager"),
-        ("MiMoForCausalLM", "graphs"),
-        *(
-            pytest.param(name, "eager", marks=pytest.mark.slow)
-            for name in ("GptOssForCausalLM", "MiMoForCausalLM")
-        ),
-        pytest.param("Gemma3ForCausalLM", "graphs", marks=pytest.mark.slow),
-    ],
+    only([("Gemma3ForCausalLM", "eager")], SETTINGS, STEPS),
 )
 def test_texts_with_few_blocks_are_the_host_engines_with_all(
     tmp_path: Path, name: str, steps: str

@@ -74,6 +74,19 @@ def test_few_tokens_are_not_padded_to_many() -> None:
     assert shape.takes(2, 2, 61)
 
 
+@pytest.fixture(scope="module")
+def drafting() -> DeviceEngine:
+    return make_engine(
+        EMBEDDED_MODEL,
+        "device",
+        max_model_len=64,
+        max_num_seqs=4,
+        speculative_config={"num_speculative_tokens": 3},
+        cudagraph_mode="full",
+        cudagraph_capture_sizes=[4, 16],
+    )
+
+
 @pytest.mark.parametrize(
     ("num_rows", "width", "num_chunk_tokens", "taken"),
     [
@@ -88,18 +101,13 @@ def test_few_tokens_are_not_padded_to_many() -> None:
     ids=str,
 )
 def test_a_step_takes_the_smallest_that_has_room(
-    num_rows: int, width: int, num_chunk_tokens: int, taken: tuple[int, int] | None
+    drafting: DeviceEngine,
+    num_rows: int,
+    width: int,
+    num_chunk_tokens: int,
+    taken: tuple[int, int] | None,
 ) -> None:
-    engine = make_engine(
-        EMBEDDED_MODEL,
-        "device",
-        max_model_len=64,
-        max_num_seqs=4,
-        speculative_config={"num_speculative_tokens": 3},
-        cudagraph_mode="full",
-        cudagraph_capture_sizes=[4, 16],
-    )
-    trunk = engine._trunks.find(num_rows, width, num_chunk_tokens)
+    trunk = drafting._trunks.find(num_rows, width, num_chunk_tokens)
     found = None if trunk is None else TrunkShape(len(trunk._input_ids), trunk.width)
     assert found == taken
 

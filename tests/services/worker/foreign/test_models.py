@@ -26,6 +26,7 @@ from transformers import (
 from benchmarks.harness.engines import make_engine
 from services.worker.foreign import backend
 from shared.errors import ConfigError
+from tests.selection import only
 from tests.services.worker.checkpoints import (
     asked_once,
     assert_greedy,
@@ -36,10 +37,12 @@ from tests.services.worker.checkpoints import (
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.foreign_checkpoints import FAMILIES, save_family, save_with_images
 
+# Experts, learned positions, other norms, joined projections; test_on_devices.py has more.
+KINDS = ("Qwen3MoeForCausalLM", "GPT2LMHeadModel", "Cohere2ForCausalLM", "Phi3ForCausalLM")
 MOE = {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=only([(each,) for each in KINDS], FAMILIES))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("family")
     save_family(folder, request.param)

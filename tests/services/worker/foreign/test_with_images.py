@@ -80,7 +80,7 @@ def rename(folder: Path, **names: str | None) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
-@pytest.mark.parametrize("kind", ["ministral3", "mistral4"])
+@pytest.mark.parametrize("kind", [pytest.param("ministral3", marks=pytest.mark.slow), "mistral4"])
 def test_newer_texts_of_mistral_3_are_computed_by_transformers(tmp_path: Path, kind: str) -> None:
     latents = SHARED_EXPERTS | LATENT | {"head_dim": 32} if kind == "mistral4" else {}
     text = TEXT | {"model_type": kind} | latents
@@ -113,6 +113,7 @@ def test_a_text_model_that_transformers_has_only_with_images(tmp_path: Path) -> 
     assert_texts(oracle, tmp_path)
 
 
+@pytest.mark.slow
 def test_codes_are_kept_and_the_tower_is_not_read(tmp_path: Path) -> None:
     save(tmp_path / "dense", "glm4v_moe")
     values = save_quantized(tmp_path / "dense", tmp_path / "codes", MORE_LAYOUTS["mxfp8"])

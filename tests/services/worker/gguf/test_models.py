@@ -28,6 +28,7 @@ from shared.errors import ConfigError
 from shared.formats.gguf.file import QUANTIZED
 from shared.formats.gguf.folder import folder_of
 from shared.settings.worker import WorkerConfig
+from tests.selection import only
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
 from tests.services.worker.driver import Driver, Job
 from tests.shared.formats.gguf.writer import Made
@@ -75,7 +76,9 @@ def test_every_family(tmp_path: Path, name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", ["native", slow("torch"), slow("device")])
-@pytest.mark.parametrize("kind", ["F16", *QUANTIZED])
+@pytest.mark.parametrize(
+    "kind", ["F16", *(slow(each) if each in ("Q5_0", "Q5_1") else each for each in QUANTIZED)]
+)
 def test_every_type(tmp_path: Path, kind: str, kernels: str) -> None:
     save_model(tmp_path / "dense", LlamaForCausalLM, **WIDE)
     made = Made(tmp_path / "dense", tmp_path / "model.gguf", kind)
@@ -93,7 +96,7 @@ def test_layers_of_several_types(tmp_path: Path, kernels: str) -> None:
     assert_texts_of(values, made.write(), kernels)
 
 
-@pytest.mark.parametrize("kind", QUANTIZED)
+@pytest.mark.parametrize("kind", only([("Q4_0",), ("Q5_K",), ("Q8_0",)], QUANTIZED))
 def test_a_model_in_bfloat16_keeps_codes(tmp_path: Path, kind: str) -> None:
     save_model(tmp_path / "dense", LlamaForCausalLM, **WIDE, tie_word_embeddings=True)
     made = Made(tmp_path / "dense", tmp_path / "model.gguf", kind)
@@ -118,8 +121,12 @@ MIXED = {"attn_v.weight": "Q6_K", "0.ffn_up.weight": "Q5_K", "1.ffn_up.weight": 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("kind", "others"),
-    [("BF16", {}), ("Q4_0", {}), ("Q4_K", {}), ("Q6_K", {}), ("Q4_K", MIXED), ("Q8_0", MIXED)],
+    [
+        *(("BF16", {}), ("Q4_0", {}), ("Q4_K", MIXED), ("Q8_0", MIXED)),
+        *(pytest.param(kind, {}, marks=pytest.mark.slow) for kind in ("Q4_K", "Q6_K")),
+    ],
 )
+@pytest.mark.each_value
 def test_plans_know_the_memory(
     tmp_path: Path, kind: str, others: dict[str, str], dtype: Literal["bfloat16", "float32"]
 ) -> None:

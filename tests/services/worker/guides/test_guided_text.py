@@ -19,6 +19,7 @@ from services.worker.guides.grammars import Grammars
 from shared.wire.codec import Array
 from shared.wire.messages import Guide, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout
+from tests.selection import only
 from tests.services.worker.driver import Driver, Job, table_of
 from tests.services.worker.grammars import GRAMMARS, encode, tokenizer
 from tests.services.worker.guides.test_slot_guide import OPEN, held
@@ -38,13 +39,18 @@ KINDS = [
     ("device", "mtp"),
     ("device", "ngram"),
 ]
-FEW = (("native", "none"), ("native", "ngram"), ("device", "mtp"))
-engines = pytest.mark.parametrize(("kernels", "method"), KINDS, ids=str)
-# Rules for which ``mixed`` has all engines write the same texts.
-some_engines = pytest.mark.parametrize(
-    ("kernels", "method"),
-    [pytest.param(*kind, marks=() if kind in FEW else pytest.mark.slow) for kind in KINDS],
+
+
+def fast(chosen: list[tuple[str, str]]) -> list[Any]:
+    return [pytest.param(*kind, marks=() if kind in chosen else pytest.mark.slow) for kind in KINDS]
+
+
+FEW = [("native", "none"), ("native", "ngram")]
+engines = pytest.mark.parametrize(
+    ("kernels", "method"), fast([*FEW, ("native", "mtp"), ("device", "none")])
 )
+# Rules for which ``mixed`` has all engines write the same texts.
+some_engines = pytest.mark.parametrize(("kernels", "method"), fast(FEW))
 
 
 def engine(kernels: str, method: str) -> AnyEngine:
@@ -129,14 +135,19 @@ def test_alone_texts_are_the_same() -> None:
     assert alone.texts == expected().texts
 
 
-def test_with_little_memory_sequences_come_back_and_their_texts_are_the_same() -> None:
-    scarce = engine_of("device", "ngram", 3, num_gpu_blocks_override=40)
+@pytest.mark.parametrize(
+    ("kernels", "num_blocks"), [("native", 13), pytest.param("device", 40, marks=pytest.mark.slow)]
+)
+def test_with_little_memory_sequences_come_back_and_their_texts_are_the_same(
+    kernels: str, num_blocks: int
+) -> None:
+    scarce = engine_of(kernels, "ngram", 3, num_gpu_blocks_override=num_blocks)
     preempted = scheduled.run(scarce, some(), mixed(), caches_prefixes=True)
     assert preempted.texts == expected().texts
     assert preempted.num_readmitted > 0
 
 
-@pytest.mark.parametrize("kernels", ["native", "device"])
+@pytest.mark.parametrize("kernels", ["native", pytest.param("device", marks=pytest.mark.slow)])
 def test_a_text_goes_on_from_what_was_emitted_before(kernels: str) -> None:
     texts = expected().texts
     for num_known in (1, 8):
@@ -259,8 +270,14 @@ def prompt_logprobs() -> dict[int, list[float]]:
     return plain.prompts
 
 
-@pytest.mark.parametrize("kernels", ["native", "device"])
-@pytest.mark.parametrize("method", ["none", "mtp"])
+@pytest.mark.parametrize(
+    ("kernels", "method"),
+    only(
+        [("native", "none"), ("native", "mtp"), ("device", "none")],
+        ["native", "device"],
+        ["none", "mtp"],
+    ),
+)
 def test_what_waits_for_its_grammar_goes_on_when_that_is_compiled_and_nothing_else_waits(
     kernels: str, method: str
 ) -> None:

@@ -23,6 +23,9 @@ from tests.media.references import Clip, Expected, Reference
 from tests.services.worker.driver import Driver, Job
 
 NUM_TOKENS = 12
+# Of a product of parameters, `make test` runs most cases with the first value: the fastest.
+KERNELS = ("native", "torch", "device")
+ON_HOSTS = ("native", "torch", pytest.param("device", marks=pytest.mark.slow))
 WITH_EXPERTS = ("qwen3-vl-moe", "ernie4.5-vl")
 
 each_family = pytest.mark.parametrize(

@@ -11,15 +11,11 @@ from benchmarks.harness.scheduled import Run
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
 from tests.media.references import Reference
-from tests.selection import only
 from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat, each_family
 
-pytestmark = [
-    pytest.mark.usefixtures("_unwritten_memory"),
-    each_family,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("_unwritten_memory"), each_family]
 
 MAX_LEN = 192
 COMMON: dict[str, Any] = {
@@ -65,9 +61,8 @@ def assert_texts_are_the_hosts(found: Run, wanted: Run, *, drafts: bool) -> None
     assert (found.num_accepted > 0) == drafts
 
 
-@pytest.mark.parametrize(
-    ("steps", "method"), only([("graphs", "ngram"), ("eager", "none")], STEPS, SPECULATION)
-)
+@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize("method", SPECULATION)
 def test_texts_with_few_blocks_are_the_host_engines_with_all(
     folder: Path, oracle: Reference, method: str, steps: str
 ) -> None:

@@ -25,6 +25,7 @@ from shared.media.families import read_family
 from tests.media.checkpoints import publish_ernie
 from tests.media.references import Clip, Reference
 from tests.media.videos import processor_of, scene
+from tests.selection import only
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media.prompts import (
     GREEDY,
@@ -134,7 +135,7 @@ def normalized(
     return (frames * factor - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", only([("native",)], ENGINES))
 def test_texts_side_by_side_and_after_hits(
     folder: Path, oracle: Reference, chats: list[Chat], film: Chat, kernels: str
 ) -> None:
@@ -175,7 +176,7 @@ def continued(oracle: Reference, prompt: list[int], emitted: list[int]) -> list[
     return new
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", only([("native",)], ENGINES))
 def test_ids_of_images_take_their_experts_in_prompts_alone(
     folder: Path, oracle: Reference, kernels: str
 ) -> None:

@@ -8,14 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from services.worker.media.tower import Sizes, Tower
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
 from tests.media.llava_checkpoints import SquareReference, save_llava, square_reference
 from tests.media.pictures import picture
 from tests.services.worker.checkpoints import change_config
-from tests.services.worker.media.prompts import Chat, chat, texts_of
+from tests.services.worker.media.prompts import KERNELS, Chat, chat, texts_of
 
 LIMITS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 512}
 FIRST, SECOND = picture(1, 56, 56), picture(2, 56, 56)
@@ -43,7 +43,8 @@ def chats(oracle: SquareReference) -> list[Chat]:
     ]
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.each_value
 def test_texts_are_those_of_transformers(square: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from services.worker.media.preprocessors import read_preprocessor
 from services.worker.media.tower import Sizes, Tower
 from services.worker.models.registry import read_model_config
@@ -29,7 +29,9 @@ from tests.media.llava_checkpoints import (
 from tests.media.pictures import picture
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
-from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
+from tests.services.worker.media.prompts import GREEDY, ON_HOSTS, Chat, chat, texts_of
+
+pytestmark = pytest.mark.each_value
 
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 1024}
 FIRST, SECOND = picture(1, 84, 140), picture(2, 84, 140)
@@ -64,7 +66,7 @@ def chats(oracle: RowsReference) -> dict[str, Chat]:
     }
 
 
-@pytest.fixture(scope="module", params=ENGINES)
+@pytest.fixture(scope="module", params=ON_HOSTS)
 def engine(request: pytest.FixtureRequest, rows: Path) -> Any:
     return make_engine(rows, request.param, **LIMITS)
 

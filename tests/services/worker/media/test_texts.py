@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.media import addition
 from shared.wire.messages import ALL_TOKENS
@@ -16,6 +16,7 @@ from tests.selection import only
 from tests.services.worker.driver import model_of
 from tests.services.worker.media.prompts import (
     GREEDY,
+    KERNELS,
     Chat,
     MediaDriver,
     MediaJob,
@@ -24,7 +25,7 @@ from tests.services.worker.media.prompts import (
     texts_of,
 )
 
-pytestmark = each_family
+pytestmark = [each_family, pytest.mark.each_value]
 
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
 
@@ -43,7 +44,7 @@ def chats(oracle: Reference) -> dict[str, Chat]:
     }
 
 
-@pytest.fixture(scope="session", params=ENGINES)
+@pytest.fixture(scope="session", params=KERNELS)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Any:
     made = make_engine(folder, request.param, **LIMITS)
     assert isinstance(model_of(made), NativeLM) == (request.param == "native")
@@ -89,7 +90,7 @@ def test_a_cache_of_prefixes_may_end_anywhere(engine: Any, chats: dict[str, Chat
         assert text == found.expected.ids, num_cached
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", KERNELS)
 def test_drafts_change_no_text(folder: Path, chats: dict[str, Chat], kernels: str) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     drafting = make_engine(folder, kernels, speculative_config=config, **LIMITS)

@@ -5,22 +5,23 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from services.tokenizer.media.reader_messages import Targets
 from services.tokenizer.media.stamps import draw
 from services.worker.backends.native import NativeLM
 from tests.media.references import Clip, Reference
 from tests.media.videos import scene
 from tests.services.worker.driver import model_of
-from tests.services.worker.media.prompts import Chat, chat, texts_of
+from tests.services.worker.media.prompts import KERNELS, Chat, chat, texts_of
 
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
 
 
 QWEN3, ERNIE = (pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-vl", "ernie4.5-vl"))
-pytestmark = pytest.mark.parametrize(
-    "folder", ["qwen2.5-vl", QWEN3, ERNIE], indirect=True, scope="session"
-)
+pytestmark = [
+    pytest.mark.parametrize("folder", ["qwen2.5-vl", QWEN3, ERNIE], indirect=True, scope="session"),
+    pytest.mark.each_value,
+]
 
 
 def clip(oracle: Reference, seed: int, *sides: int, seconds: float) -> Clip:
@@ -51,7 +52,7 @@ def chats(oracle: Reference) -> dict[str, Chat]:
     }
 
 
-@pytest.fixture(scope="session", params=ENGINES)
+@pytest.fixture(scope="session", params=KERNELS)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Any:
     made = make_engine(folder, request.param, **LIMITS)
     assert isinstance(model_of(made), NativeLM) == (request.param == "native")

@@ -16,6 +16,7 @@ from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
 from tests.media.references import Clip, Reference
 from tests.media.videos import scene
+from tests.selection import only
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
@@ -39,7 +40,7 @@ def chats(oracle: Reference) -> dict[str, Chat]:
     }
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", only([("native",)], ENGINES))
 def test_texts_are_those_of_transformers(
     folder: Path, chats: dict[str, Chat], kernels: str
 ) -> None:
@@ -53,7 +54,7 @@ def test_texts_are_those_of_transformers(
     assert alone == expected
 
 
-@pytest.mark.parametrize("method", ["ngram", "mtp"])
+@pytest.mark.parametrize("method", ["ngram", pytest.param("mtp", marks=pytest.mark.slow)])
 def test_drafts_change_no_text(
     folder: Path, tmp_path: Path, chats: dict[str, Chat], method: str
 ) -> None:
@@ -84,7 +85,7 @@ def add_mtp_head(folder: Path) -> None:
     change_config(folder, text_config=config | {"mtp_num_hidden_layers": 1})
 
 
-@pytest.mark.parametrize("kernels", ["native", "device"])
+@pytest.mark.parametrize("kernels", ["native", pytest.param("device", marks=pytest.mark.slow)])
 def test_hits_begin_at_kept_states(folder: Path, chats: dict[str, Chat], kernels: str) -> None:
     engine = make_engine(
         folder, kernels, **LIMITS | {"max_num_seqs": 2, "max_num_batched_tokens": 32}

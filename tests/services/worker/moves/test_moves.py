@@ -28,10 +28,10 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
 BACKENDS: list[Any] = [
     ("qwen3", "native", {}),
     ("experts", "native", {"kv_cache_dtype": "int8"}),
-    ("latent", "torch", {}),
     ("indexed", "native", {}),
     pytest.param("qwen3", "native", {"kv_cache_dtype": "fp8"}, marks=pytest.mark.slow),
     pytest.param("qwen3", "torch", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
+    pytest.param("latent", "torch", {}, marks=pytest.mark.slow),
     pytest.param("latent", "native", {"dtype": "bfloat16"}, marks=pytest.mark.slow),
 ]
 MTP = {"speculative_config": {"method": "mtp", "adaptive": False}}
@@ -46,7 +46,7 @@ async def test_a_sequence_goes_on_at_another_worker(
     await assert_goes_on(tmp_path / "model", tmp_path, kernels, 150, settings)
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 async def test_drafts_go_on_too(kernels: str, tmp_path: Path) -> None:
     await assert_goes_on(EMBEDDED_MODEL, tmp_path, kernels, 8000, MTP, depth=2)
 

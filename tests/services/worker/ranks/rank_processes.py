@@ -15,6 +15,7 @@ from benchmarks.harness.engines import make_engine
 from benchmarks.harness.ports import free_port
 from services.worker.backends.native import NativeLM
 from shared.wire.messages import ALL_TOKENS, SamplingParams
+from tests.preloaded import PRELOADED
 from tests.services.worker.driver import Driver, Job, model_of
 from tests.services.worker.prompts import random_prompts
 
@@ -25,7 +26,7 @@ PARAMS = SamplingParams(seed=3, temperature=0.0, max_tokens=NUM_TOKENS, logprobs
 SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.9, max_tokens=NUM_TOKENS)
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["torch", "transformers"])
+_context.set_forkserver_preload(PRELOADED)
 
 
 @dataclass(frozen=True)

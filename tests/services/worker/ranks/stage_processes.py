@@ -22,12 +22,13 @@ from services.worker.metrics import STAGE_STEPS, STAGE_STEPS_AHEAD
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import SamplingParams, StepPlan
+from tests.preloaded import PRELOADED
 from tests.services.worker.driver import model_of
 
 TIMEOUT_S = 300
 
 _context = get_context("forkserver")
-_context.set_forkserver_preload(["torch", "transformers"])
+_context.set_forkserver_preload(PRELOADED)
 
 
 def _unchanged(engine: Any) -> Any:

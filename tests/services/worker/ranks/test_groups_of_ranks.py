@@ -22,6 +22,7 @@ from tests.services.worker.test_dropped_blocks import (
 from tests.services.worker.tight_driver import Poisoned, run_tightly
 
 
+@pytest.mark.slow
 def test_stages_have_sections_for_their_own_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
     assert_same(found, cases)
 
 
+@pytest.mark.slow
 def test_stages_have_the_texts_of_one_process(tmp_path: Path) -> None:
     next_types = {"layer_types": ALTERNATE, **CALM}
     cases = {

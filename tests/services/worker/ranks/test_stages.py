@@ -23,7 +23,7 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ALL_TOKENS, Pooling, SamplingParams
 from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.gemma4 import GEMMA4
-from tests.services.worker.hybrids import HYBRIDS
+from tests.services.worker.hybrids import HYBRIDS, save_hybrid
 from tests.services.worker.ranks.stage_processes import Case, Found, run_alone, run_stages
 from tests.services.worker.ranks.test_ranks import save, save_codes, save_with_head
 from tests.services.worker.stored_codes import LAYOUTS
@@ -72,25 +72,21 @@ def assert_close(run: Run, expected: Run) -> None:
 
 
 def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
-    """Three stages of a layer each: outputs and all logprobs, of prompts too, in chunks; tied
-    embeddings, quantized weights, windows, latents, experts, drafts of an MTP head with the
-    embedding, prompt lookup, and pooled prompts."""
-    llama = save(tmp_path / "llama", LlamaForCausalLM)
+    """Three stages: outputs and all logprobs, of prompts too, in chunks; tied
+    embeddings, quantized weights, a state, drafts of an MTP head with the embedding, and pooled
+    prompts."""
     granite = save(tmp_path / "granite", GraniteForCausalLM, tie_word_embeddings=True)
-    gemma = save(tmp_path / "gemma", Gemma2ForCausalLM, **CASES["gemma 2"][1])
-    latents = save(tmp_path / "latents", DeepseekV3ForCausalLM, **CASES["deepseek v3, yarn"][1])
-    oss = save(tmp_path / "oss", GptOssForCausalLM, **CASES["gpt-oss"][1])
-    mimo = save_with_head(tmp_path / "mimo")
+    (tmp_path / "states").mkdir()
+    types = ["linear_attention", "full_attention"] * 3
+    calm = {"num_hidden_layers": 6, "initializer_range": 0.1}  # rounding is not magnified
+    save_hybrid(tmp_path / "states", "qwen3-next", layer_types=types, **calm)
     codes = {"quantization": "wint4", "embedding_quantization": "wint8"}
+    mimo = save_with_head(tmp_path / "mimo")
     cases = {
-        "llama": case(llama, **SHORT_STEPS),
         "granite, codes": case(granite, **codes, kv_cache_dtype="int8"),
-        "gemma": case(gemma, **SHORT_STEPS),
-        "latents": case(latents, enable_expert_distribution_metrics=True),
-        "gpt-oss": case(oss),
         "mimo": case(mimo, **DRAFTS, **SHORT_STEPS),
-        "ngram": case(llama, speculative_config={"method": "ngram", "adaptive": False}),
-        "pooled": case(llama, POOLED, runner="pooling", **SHORT_STEPS),
+        "states": case(tmp_path / "states"),
+        "pooled": case(granite, POOLED, runner="pooling", **SHORT_STEPS),
     }
     found = run_stages(cases, 3, tmp_path)
     assert_same(found, cases)
@@ -98,6 +94,25 @@ def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
     assert found["mimo"].run.num_accepted > 0
 
 
+@pytest.mark.slow
+def test_stages_of_more_models_have_the_bits_of_one_process(tmp_path: Path) -> None:
+    """Windows, latents, experts, and prompt lookup."""
+    llama = save(tmp_path / "llama", LlamaForCausalLM)
+    gemma = save(tmp_path / "gemma", Gemma2ForCausalLM, **CASES["gemma 2"][1])
+    latents = save(tmp_path / "latents", DeepseekV3ForCausalLM, **CASES["deepseek v3, yarn"][1])
+    cases = {
+        "llama": case(llama, **SHORT_STEPS),
+        "gemma": case(gemma, **SHORT_STEPS),
+        "latents": case(latents, enable_expert_distribution_metrics=True),
+        "gpt-oss": case(save(tmp_path / "oss", GptOssForCausalLM, **CASES["gpt-oss"][1])),
+        "ngram": case(llama, speculative_config={"method": "ngram", "adaptive": False}),
+    }
+    found = run_stages(cases, 3, tmp_path)
+    assert_same(found, cases)
+    assert all(each.is_native for each in found.values())
+
+
+@pytest.mark.slow
 def test_preempted_sequences_and_prefix_hits_have_the_bits_of_one_process(tmp_path: Path) -> None:
     """Blocks for two or three sequences, with two prompts that share a beginning."""
     mimo = save_with_head(tmp_path / "mimo")

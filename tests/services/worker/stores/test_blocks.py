@@ -30,7 +30,6 @@ BACKENDS: list[Any] = [
     ("qwen3", "torch", {}),
     ("experts", "native", {"kv_cache_dtype": "int8"}),
     ("latent", "native", {}),
-    ("latent", "torch", {}),
     *(
         pytest.param(family, *case, marks=pytest.mark.slow)
         for family in ("qwen3", "experts")
@@ -43,6 +42,7 @@ BACKENDS: list[Any] = [
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
+            ("latent", "torch", {}),
             ("latent", "native", {"dtype": "bfloat16"}),
             ("indexed", "native", {}),
             ("indexed", "torch", {}),
@@ -65,7 +65,7 @@ def test_a_successor_goes_on_with_the_bits_of_its_predecessor(
     assert_goes_on(tmp_path / "model", tmp_path / "kv", kernels, 150, settings)
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 def test_drafts_go_on_too(kernels: str, tmp_path: Path) -> None:
     mtp = {"speculative_config": {"method": "mtp", "adaptive": False}}
     assert_goes_on(EMBEDDED_MODEL, tmp_path, kernels, 8000, mtp, depth=2)
