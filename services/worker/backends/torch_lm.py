@@ -131,9 +131,16 @@ class TorchOps(Ops[Tensor]):
         return product(x, weight_of(linear), norm=_operand(norm))
 
     def gated(
-        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
+        self,
+        x: Tensor,
+        gate_up: Linear,
+        *,
+        norm: RMSNorm | None = None,
+        act: Act = "silu",
+        add: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        return gated_product(x, weight_of(gate_up), gate_up.bias, norm=_operand(norm), act=act)
+        weight, operand = weight_of(gate_up), _operand(norm)
+        return gated_product(x, weight, gate_up.bias, norm=operand, act=act, add=add)
 
     def marks(self) -> Tensor | None:
         """[T] bool: the tokens of images; None: there are none."""
