@@ -26,9 +26,8 @@ from kernels.rope_kv import rope_kv
 from kernels.short_conv import previous_places, short_conv
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
-from services.worker.layers.columns import Columns
 from services.worker.layers.context import current_context
-from services.worker.layers.delta_rule import DeltaRule
+from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores, biases_of
 from services.worker.layers.gated import GatedProducts

@@ -14,8 +14,7 @@ from services.worker.hybrids.lightning import Lightning, LightningSpec
 from services.worker.layers.attention import Attention
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.linear import Linear
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding

@@ -11,8 +11,7 @@ from services.worker.config.sparse_config import Num
 from services.worker.indexed.attention import IndexedAttention
 from services.worker.indexed.indexer import Indexer
 from services.worker.layers.heads import LatentSpec
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.models.deepseek_v3 import DeepseekV3ForCausalLM

@@ -1,4 +1,4 @@
-"""The machine as the worker finds it: device, dtype, memory, and the GPUs that other workers take."""
+"""The machine as the worker finds it: device, dtype and memory; and the claims of its GPUs."""
 
 import ctypes
 import fcntl

@@ -7,7 +7,7 @@ import msgspec
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.media.image_experts import half
-from services.worker.media.qwen2_5_vl import SECTION, AxesConfig
+from services.worker.media.qwen_vl import SECTION, AxesConfig
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.gemma2 import SandwichLayer
 from services.worker.models.glm4_moe import Glm4MoeForCausalLM

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from kernels.route import Routing
 from services.worker.layers.heads import LatentSpec
 from services.worker.layers.latent import LatentAttention
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig, make_mlp
 from services.worker.models.parts import Parts

@@ -8,8 +8,7 @@ from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.experts import Router
 from services.worker.layers.linear import WeightPiece
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.mtp import MtpLayer, NormedMtpHead

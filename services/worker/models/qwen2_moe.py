@@ -10,8 +10,7 @@ from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.experts import Router, Scores
 from services.worker.layers.gated import GatedProducts
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLayer, DecoderLM

@@ -1,7 +1,6 @@
 """Qwen3 with experts (arXiv 2505.09388)."""
 
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.parts import Parts
 from services.worker.models.qwen2_moe import StepConfig
