@@ -25,7 +25,7 @@ from services.worker.layers.parallel import ALONE, Parallel, as_shard
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts
-from services.worker.models.qwen2_moe import opened_mixture
+from services.worker.models.qwen_moe import opened_mixture
 
 HEAD_NAMES = "linear_num_value_heads", "linear_num_key_heads"
 

@@ -16,7 +16,7 @@ from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.deepseek_v2 import LatentConfig
+from services.worker.models.deepseek import LatentConfig
 from services.worker.models.parts import Parts
 
 EXPERT_NAMES = GatedNames("w1", "w3", "w2")

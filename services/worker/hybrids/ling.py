@@ -19,7 +19,7 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.models.decoder import AnyAttention, DecoderLM
-from services.worker.models.deepseek_v2 import LatentConfig
+from services.worker.models.deepseek import LatentConfig
 from services.worker.models.grouped_experts import make_mlp
 from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts

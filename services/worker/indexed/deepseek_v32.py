@@ -14,7 +14,7 @@ from services.worker.layers.heads import LatentSpec
 from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.models.deepseek_v3 import DeepseekV3ForCausalLM
+from services.worker.models.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.grouped_experts import make_mlp
 from services.worker.models.parts import Parts
 from shared.errors import ConfigError

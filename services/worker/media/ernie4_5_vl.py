@@ -10,7 +10,7 @@ from services.worker.config.sparse_config import Num
 from services.worker.layers.experts import Experts
 from services.worker.layers.mlp import Mixture
 from services.worker.media.qwen_vl import SECTION, AxesConfig
-from services.worker.models.ernie4_5_moe import ErnieConfig, ErnieMoe
+from services.worker.models.ernie4_5 import ErnieConfig, ErnieMoe
 from services.worker.models.parts import Parts
 
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
-from services.worker.models.qwen3 import Qwen3ForCausalLM
-from services.worker.models.qwen3_moe import Qwen3MoeForCausalLM
+from services.worker.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM, WindowsConfig
+from services.worker.models.qwen_moe import Qwen3MoeForCausalLM
 
 SECTION = "mrope_section"
 

@@ -8,12 +8,12 @@ import msgspec
 
 from services.worker.config.model_config import Window
 from services.worker.media.qwen_vl import AxesConfig
-from services.worker.models import gemma3
 from services.worker.models.decoder import DecoderLayer
 from services.worker.models.ernie4_5 import Ernie4_5ForCausalLM
+from services.worker.models.gemma import Gemma3ForCausalLM
 from services.worker.models.llama import MistralForCausalLM
 from services.worker.models.parts import Parts
-from services.worker.models.qwen3 import Qwen3ForCausalLM
+from services.worker.models.qwen import Qwen3ForCausalLM
 
 
 class LlavaForConditionalGeneration(MistralForCausalLM):
@@ -28,8 +28,8 @@ class LlavaForConditionalGeneration(MistralForCausalLM):
 Mistral3ForConditionalGeneration = LlavaForConditionalGeneration
 
 
-class Gemma3ForConditionalGeneration(gemma3.Gemma3ForCausalLM):
-    class Config(gemma3.Gemma3ForCausalLM.Config, frozen=True, kw_only=True):
+class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
+    class Config(Gemma3ForCausalLM.Config, frozen=True, kw_only=True):
         vocab_size: int = 262_208  # as files leave out what transformers' defaults have
         hidden_size: int = 2304
         intermediate_size: int = 9216

@@ -14,7 +14,7 @@ from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mlp import Mixture
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.parts import Parts
-from services.worker.models.qwen2 import WindowsConfig
+from services.worker.models.qwen import WindowsConfig
 
 YARN = {
     "rope_type": "yarn",
