@@ -35,7 +35,7 @@ MODELS = {
     "Glm4vForConditionalGeneration": "services.worker.media.glm4v",
     "Glm4vMoeForConditionalGeneration": "services.worker.media.glm4v",
     "GlmOcrForConditionalGeneration": "services.worker.media.glm4v",
-    "GlmMoeDsaForCausalLM": "services.worker.indexed.glm_moe_dsa",
+    "GlmMoeDsaForCausalLM": "services.worker.indexed.deepseek_v32",
     "GptOssForCausalLM": "services.worker.models.gpt_oss",
     "GraniteForCausalLM": "services.worker.models.granite",
     "GraniteMoeHybridForCausalLM": "services.worker.hybrids.granite4",
