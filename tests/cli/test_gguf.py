@@ -7,8 +7,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from benchmarks.harness.oracle import load_as_qwen2
-from cli.models.check import check
-from cli.models.command import find_models
+from cli.models.command import check, find_models
 from services.tokenizer.text_model import TextModel
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
