@@ -89,7 +89,8 @@ class MessagesReply(ABC):
 
 
 class HarmonyReply(MessagesReply):
-    """``has_reasoning``, ``has_calls``: whether they are separated from content."""
+    """In channels, as gpt-oss writes them. ``has_reasoning``, ``has_calls``: whether they are
+    separated from content."""
 
     def __init__(
         self,
@@ -142,7 +143,8 @@ ITSELF, USER = "self", "user"  # recipients that are no functions
 
 
 class AddressedReply(MessagesReply):
-    """Without ``tools`` or ``has_reasoning`` these parts are content."""
+    """To recipients, as Muse Glimmer writes them. Without ``tools`` or ``has_reasoning`` these
+    parts are content."""
 
     def __init__(
         self,

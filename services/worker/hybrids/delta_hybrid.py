@@ -31,7 +31,8 @@ HEAD_NAMES = "linear_num_value_heads", "linear_num_key_heads"
 
 
 class GatedDelta(Ruled):
-    """Its inputs are ``joined`` if a checkpoint has them in one tensor."""
+    """The gated delta rule (arXiv 2412.06464). Its inputs are ``joined`` if a checkpoint has them
+    in one tensor."""
 
     def __init__(
         self,
