@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
-from cli.printable import printable
+from cli.console import printable
 from shared.errors import ConfigError, ShoalError
 
 TIMEOUT_S = 600.0

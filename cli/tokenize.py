@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from cli.command import run
+from cli.console import printable
 from cli.exit_codes import OK
 from cli.flags import Parser, add_server
-from cli.printable import printable
 from cli.server import Server
-from cli.talk.prompt import read_prompt, required
+from cli.talk.options import read_prompt, required
 from shared.errors import ConfigError, InvalidRequest
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import msgspec
 from rich.console import Console
 
+from cli.console import bar
 from cli.exit_codes import WRONG
 from cli.flags import server_url
 from cli.own_mesh import own_mesh
-from cli.progress import bar
 from cli.supervisor import StartFailedError
 from cli.table import USUAL_LINE
 from shared.errors import ConfigError

@@ -24,8 +24,7 @@ from cli.bench.result import Result
 from cli.bench.row import Row
 from cli.bench.settings import Settings
 from cli.bench.workload import Request, random_requests, traced_requests
-from cli.console import console_for_people
-from cli.progress import bar
+from cli.console import bar, console_for_people
 from shared.errors import ConfigError
 
 USAGE = """\

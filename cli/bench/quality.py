@@ -15,9 +15,8 @@ from cli.bench.divergence import Comparison, compare, summary
 from cli.bench.lengths import MAX_LENGTH
 from cli.bench.options import MAX_COUNT
 from cli.bench.origin import origin, write
-from cli.console import console_for_people
+from cli.console import bar, console_for_people
 from cli.flags import Parser, argument_type, result_file, whole
-from cli.progress import bar
 from shared.errors import ConfigError
 from shared.model_folder import read_model_info
 from shared.model_location import ModelLocation, locate_model

@@ -1,9 +1,11 @@
 """``shoal models``: the models on this machine and their support."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -13,13 +15,31 @@ from cli.command import run
 from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.flags import Parser
-from cli.models.check import Verdict, check
 from shared.errors import ConfigError
-from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL
-from shared.model_location import FORMATS, ModelLocation, cached_models, weights_bytes
+from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL, find_file, weight_files
+from shared.model_location import (
+    FORMATS,
+    ModelLocation,
+    cached_models,
+    in_other_format,
+    weights_bytes,
+)
 
 COUNTS = {"B": 10**9, "M": 10**6, "K": 10**3, "": 1}
 SIZES = {" GiB": 1 << 30, " MiB": 1 << 20, " KiB": 1 << 10, " B": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``backend`` computes the model; if empty, no backend can, and ``reason`` explains it.
+    ``parameters`` is 0 if unknown."""
+
+    backend: Literal["", "shoal", "transformers"]
+    reason: str = ""
+    architecture: str = ""
+    parameters: int = 0
+    max_model_len: int = 0
+    runner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +129,23 @@ def rounded(num: int, units: dict[str, int]) -> str:
     """A number in the largest unit not above it."""
     name, size = next(each for each in units.items() if num >= each[1] or each[1] == 1)
     return f"{num / size:.1f}{name}" if size > 1 else f"{num}{name}"
+
+
+def check(folder: Path) -> Verdict:
+    """Uses the worker's own code, which imports torch, unless a file is missing."""
+    try:
+        if found := in_other_format(folder):
+            folder = found.folder
+        find_file(folder, CONFIG_FILE)
+        weight_files(folder)
+        from cli.models.check_config import check_config
+
+        config = check_config(folder)
+    except ConfigError as error:
+        where = re.escape(str(folder))
+        return Verdict("", re.sub(f"^model: |{where}[/ ]", "", str(error)))
+    model = config.model
+    return Verdict(
+        *(config.backend, "", config.architecture, config.parameters),
+        *(model.max_model_len, model.runner),
+    )

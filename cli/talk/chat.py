@@ -11,10 +11,9 @@ from cli.command import run
 from cli.exit_codes import OK
 from cli.flags import argument_type
 from cli.server import RefusedError, Server
-from cli.talk.options import make_parser, not_empty, sampling
+from cli.talk.options import is_piped, make_parser, not_empty, read_prompt, required, sampling
 from cli.talk.pieces import chat_pieces
 from cli.talk.printer import Printer
-from cli.talk.prompt import is_piped, read_prompt, required
 from shared.errors import ConfigError
 
 PATH = "/v1/chat/completions"

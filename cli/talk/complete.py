@@ -6,10 +6,9 @@ from contextlib import closing
 from cli.command import run
 from cli.exit_codes import OK
 from cli.server import Server
-from cli.talk.options import make_parser, sampling
+from cli.talk.options import make_parser, read_prompt, required, sampling
 from cli.talk.pieces import text_pieces
 from cli.talk.printer import Printer
-from cli.talk.prompt import read_prompt, required
 
 PATH = "/v1/completions"
 

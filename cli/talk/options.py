@@ -1,9 +1,12 @@
-"""The flags of ``shoal chat`` and ``shoal complete``."""
+"""The flags and the prompt of ``shoal chat`` and ``shoal complete``."""
 
 import argparse
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from cli.flags import Parser, add_server, argument_type, number, whole
+from shared.errors import ConfigError
 
 MAX_TOKENS = 2**31 - 1
 EPILOG = "Exit codes: 0; 1: refused or broken off; 2: wrong flag, no server; 130: Ctrl-C."
@@ -40,4 +43,24 @@ def sampling(options: argparse.Namespace) -> dict[str, Any]:
 def not_empty(text: str) -> str:
     if not text:
         raise ValueError("it is empty")
+    return text
+
+
+def is_piped() -> bool:
+    return not sys.stdin.isatty()
+
+
+def read_prompt(words: Sequence[str]) -> str:
+    """The words, then standard input unless that is a terminal. A single line end at the end of the
+    input is removed."""
+    parts = [" ".join(words)] if words else []
+    if is_piped() and (text := sys.stdin.read().removesuffix("\n")):
+        parts.append(text)
+    return "\n\n".join(parts)
+
+
+def required(text: str, name: str = "PROMPT") -> str:
+    """Raises ConfigError for an empty one."""
+    if not text:
+        raise ConfigError(f"{name}: missing, in the arguments and on standard input")
     return text

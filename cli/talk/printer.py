@@ -6,7 +6,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from cli.printable import printable
+from cli.console import printable
 from cli.talk.pieces import TextPiece
 
 

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cli.printable import printable
+from cli.console import printable
 
 STYLES = {"gateway": "cyan", "tokenizer": "green", "scheduler": "yellow", "worker": "magenta"}
 MIN_BAR, MAX_BAR = 10, 60

@@ -80,14 +80,43 @@ class AttentionBatch:
 
     def _mask(self, first: int, last: int, num_tokens: int, window: int | None) -> Tensor | None:
         if (first, window) not in self._masks:
-            first_keys = None if self.first_keys is None else self.first_keys[first:last]
-            start = self.token_starts[first]
-            ends = None if self.ends is None else self.ends[start : start + num_tokens]
-            keys = self.num_keys[first:last], first_keys, ends
-            mask = _mask(*keys, num_tokens, self.dtype, window)
-            on_device = None if mask is None else mask.to(self.device, non_blocking=True)
-            self._masks[first, window] = on_device
+            hidden = self._hidden(first, last, num_tokens, window)
+            mask = None
+            if hidden is not None:
+                scores = torch.zeros(hidden.shape, dtype=self.dtype)
+                mask = scores.masked_fill_(torch.from_numpy(hidden), float("-inf"))
+                mask = mask.to(self.device, non_blocking=True)
+            self._masks[first, window] = mask
         return self._masks[first, window]
+
+    def _hidden(
+        self, first: int, last: int, num_tokens: int, window: int | None
+    ) -> np.ndarray | None:
+        """True where a token does not see a key; None if every token sees every key or the mask is
+        causal."""
+        num_keys = self.num_keys[first:last]
+        longest = num_keys[-1]
+        is_windowed = window is not None and window < longest
+        if num_tokens == last - first:
+            is_needed = num_keys[0] < longest
+            own = (num_keys - 1).reshape(-1, 1, 1, 1)
+        else:
+            is_needed = num_tokens < longest
+            own = np.arange(longest - num_tokens, longest)[:, None]
+        if self.first_keys is None and self.ends is None and not is_needed and not is_windowed:
+            return None
+        keys, seen = np.arange(longest), own
+        if self.ends is not None:
+            start = self.token_starts[first]
+            ends = self.ends[start : start + num_tokens].reshape(own.shape)
+            seen = np.maximum(own, ends - 1)
+        is_hidden: np.ndarray = keys > seen
+        if is_windowed:
+            is_hidden |= keys <= own - window
+        if self.first_keys is not None:
+            shape = (-1, 1) if own.ndim == 2 else own.shape
+            is_hidden |= keys < self.first_keys[first:last].reshape(shape)
+        return is_hidden
 
 
 def prepare_attention(
@@ -121,35 +150,3 @@ def _group_bounds(
             first = row
     if num_rows:
         yield first, num_rows
-
-
-def _mask(
-    num_keys: np.ndarray,
-    first_keys: np.ndarray | None,
-    ends: np.ndarray | None,
-    num_tokens: int,
-    dtype: torch.dtype,
-    window: int | None,
-) -> Tensor | None:
-    """0 where a token sees a key, else −inf; None if every token sees every key or the mask is
-    causal."""
-    longest = num_keys[-1]
-    is_windowed = window is not None and window < longest
-    if num_tokens == len(num_keys):
-        is_needed = num_keys[0] < longest
-        own = (num_keys - 1).reshape(-1, 1, 1, 1)
-    else:
-        is_needed = num_tokens < longest
-        own = np.arange(longest - num_tokens, longest)[:, None]
-    if first_keys is None and ends is None and not is_needed and not is_windowed:
-        return None
-    keys = np.arange(longest)
-    is_hidden = keys > (own if ends is None else np.maximum(own, ends.reshape(own.shape) - 1))
-    if is_windowed:
-        is_hidden |= keys <= own - window
-    if first_keys is not None:
-        shape = (-1, 1) if own.ndim == 2 else own.shape
-        is_hidden |= keys < first_keys.reshape(shape)
-    return torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(
-        torch.from_numpy(is_hidden), float("-inf")
-    )

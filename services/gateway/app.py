@@ -7,7 +7,7 @@ from aiohttp import web
 
 from services.gateway.api import Api, Core
 from services.gateway.apis.adapters.endpoint import AdapterApi
-from services.gateway.apis.batches.api import BatchesApi
+from services.gateway.apis.batches.endpoint import BatchesApi
 from services.gateway.apis.invocations.endpoint import Invocations
 from services.gateway.apis.mesh_state.endpoint import MeshState
 from services.gateway.apis.messages.endpoint import Messages

@@ -9,7 +9,7 @@ import msgspec
 from shared.errors import ConfigError
 from shared.formats import tekken, tiktoken
 from shared.formats.made_folder import made_folder
-from shared.model_folder import CONFIG_FILE, TOKENIZER_CONFIG_FILES, TOKENIZER_FILE
+from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE
 
 VERSION = 1  # of the file's content
 RANKS, TEKKEN = "tiktoken.model", "tekken.json"
@@ -38,10 +38,8 @@ def _content(path: Path) -> dict[str, bytes]:
     if (path / RANKS).is_file():
         return {TOKENIZER_FILE: msgspec.json.encode(tiktoken.tokenizer_of(path / RANKS))}
     if (path / TEKKEN).is_file():
-        content = {TOKENIZER_FILE: tekken.tokenizer_of(path / TEKKEN)}
-        if not (path / TOKENIZER_CONFIG_FILES[0]).exists():
-            content[TOKENIZER_CONFIG_FILES[0]] = tekken.tokenizer_config_of(path / TEKKEN)
-        return {name: msgspec.json.encode(each) for name, each in content.items()}
+        files = tekken.files_of(path / TEKKEN)
+        return {name: msgspec.json.encode(each) for name, each in files.items()}
     from transformers import AutoTokenizer  # slow, and seldom needed
 
     try:

@@ -10,7 +10,7 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.formats.ranked import ranked_vocab, tokenizer_of_ranks
-from shared.model_folder import decode_json, find_file
+from shared.model_folder import TOKENIZER_CONFIG_FILES, TOKENIZER_FILE, decode_json, find_file
 
 ROLES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 TEMPLATE = "chat_template.json"
@@ -43,9 +43,17 @@ class _Template(msgspec.Struct):
     chat_template: str
 
 
-def tokenizer_of(file: Path) -> dict[str, Any]:
-    """The content of tokenizer.json. Raises ConfigError."""
+def files_of(file: Path) -> dict[str, dict[str, Any]]:
+    """The content of tokenizer.json and, for a folder without one, of tokenizer_config.json. Raises
+    ConfigError."""
     given = decode_json(file, _Tekken)
+    files = {TOKENIZER_FILE: _tokenizer_of(file, given)}
+    if not (file.parent / TOKENIZER_CONFIG_FILES[0]).exists():
+        files[TOKENIZER_CONFIG_FILES[0]] = _tokenizer_config_of(file, given)
+    return files
+
+
+def _tokenizer_of(file: Path, given: _Tekken) -> dict[str, Any]:
     config = given.config
     named = {each.rank: each for each in given.special_tokens}
     if sorted(named) != list(range(len(given.special_tokens))) or not named:
@@ -73,9 +81,8 @@ def tokenizer_of(file: Path) -> dict[str, Any]:
     return tokenizer_of_ranks(vocab, config.pattern, added, num_special, bos)
 
 
-def tokenizer_config_of(file: Path) -> dict[str, Any]:
-    """The content of tokenizer_config.json, for a folder without one. Raises ConfigError."""
-    content = {each.token_str for each in decode_json(file, _Tekken).special_tokens}
+def _tokenizer_config_of(file: Path, given: _Tekken) -> dict[str, Any]:
+    content = {each.token_str for each in given.special_tokens}
     roles = {role: text for role, text in ROLES.items() if text in content}
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
     if (file.parent / TEMPLATE).is_file():

@@ -8,14 +8,11 @@ import msgspec
 from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.media.gemma3 import StretchedSquare
-from shared.media.glm4v import RepeatedSquares
 from shared.media.internvl import Tiles
 from shared.media.lfm2_vl import TilesAndView
-from shared.media.lighton_ocr import UnbrokenRows
 from shared.media.llava import CroppedSquare
-from shared.media.paddleocr_vl import RaisedSquares
-from shared.media.pixtral import RowsOfPatches
-from shared.media.qwen2_5_vl import SquaresInTime
+from shared.media.pixtral import RowsOfPatches, UnbrokenRows
+from shared.media.qwen2_5_vl import RaisedSquares, RepeatedSquares, SquaresInTime
 from shared.media.qwen3_vl import DeepSquares, LabelledSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import MediumKind

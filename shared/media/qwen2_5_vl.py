@@ -1,4 +1,5 @@
-"""Images and videos of Qwen2.5-VL (arXiv 2502.13923). Pure."""
+"""Images and videos of Qwen2.5-VL (arXiv 2502.13923), and images of GLM-4.1V to 4.6V (2507.01006),
+GLM-OCR and PaddleOCR-VL (2510.14528). Pure."""
 
 import math
 from collections.abc import Sequence
@@ -148,3 +149,42 @@ class SquaresInTime(SquaresOfPatches):
             made.videos = PairsInTime(config.video_token_id, limits, made.fit, speed)
             made.kinds = ("image", "video")
         return made
+
+
+NUM_FRAMES = 2  # of an image, in the areas of a file
+
+
+class RepeatedSquares(SquaresOfPatches):
+    """Of GLM. Images with a side shorter than a token are enlarged first."""
+
+    default_limits: ClassVar = PixelLimits(112 * 112, 28 * 28 * 15000)
+    options: tuple[str, ...] = ("min_pixels", "max_pixels")
+
+    def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
+        check_ratio(width, height)
+        if min(width, height) < self.side:
+            scale = max(self.side / height, self.side / width)
+            width, height = int(width * scale), int(height * scale)
+        return super().fit(width, height, limits)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError."""
+        made = super().read(folder)
+        least, most = made.limits[:2]
+        made.limits = PixelLimits(least // NUM_FRAMES, most // NUM_FRAMES)
+        return made
+
+
+class RaisedSquares(SquaresOfPatches):
+    """Of PaddleOCR-VL. Sides shorter than a token are raised to one before an image is scaled."""
+
+    default_limits: ClassVar = PixelLimits(384 * 384, 1536 * 1536)
+
+    def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
+        check_ratio(width, height)
+        if height < self.side:
+            width, height = round(width * self.side / height), self.side
+        if width < self.side:
+            width, height = self.side, round(height * self.side / width)
+        return super().fit(width, height, limits)

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, Secret
 from pydantic_settings import NoDecode
 
 from shared.link.endpoint import check_dialled, check_host, check_listened
+from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import WorkerRole
 
 log = logging.getLogger(__name__)
@@ -176,3 +177,24 @@ HostNames = Annotated[
 Addresses = Annotated[
     list[Annotated[str, AfterValidator(check_dialled)]], NoDecode, BeforeValidator(_split)
 ]
+
+
+LISTEN_ADDRESS = Field(
+    None,
+    description="address for services on other machines, tcp://HOST or tcp://HOST:PORT; HOST is"
+    " an address, an interface or * (default ports: tokenizer 5570, scheduler 5571 and 5572)",
+)
+SCHEDULER_ADDRESS: list[str] = Field(
+    [],
+    description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT; every address of a"
+    " name is dialled (default ports: 5571, workers 5572)",
+)
+MODEL = Field(
+    str(EMBEDDED_MODEL),
+    description="a Hugging Face folder, GGUF file, or org/name[@revision] in the Hugging Face"
+    " cache; nothing is downloaded",
+)
+MAX_MODEL_LEN = Field(
+    None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"
+)
+MAX_OPEN_REQUESTS = Field(4096, gt=0, description="open requests; above it 429")

@@ -5,9 +5,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from pydantic_settings import NoDecode
 
 from shared.settings.base import Settings
-from shared.settings.fields import Addresses, ApiKeys, HostNames, Names, Origins, ReasoningKey
+from shared.settings.fields import (
+    MAX_OPEN_REQUESTS,
+    Addresses,
+    ApiKeys,
+    HostNames,
+    Names,
+    Origins,
+    ReasoningKey,
+)
 from shared.settings.json_object import reader_of
-from shared.settings.shared_fields import MAX_OPEN_REQUESTS
 from shared.wire.envelope import MAX_PROMISE_MS
 from shared.wire.messages import MAX_CHOICES, MAX_MEDIA, MAX_PRIORITY
 

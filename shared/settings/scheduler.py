@@ -3,8 +3,7 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from shared.settings.base import Settings
-from shared.settings.fields import ListenAddress
-from shared.settings.shared_fields import LISTEN_ADDRESS
+from shared.settings.fields import LISTEN_ADDRESS, ListenAddress
 
 
 class SchedulerConfig(Settings):

@@ -4,15 +4,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from shared.settings.base import Settings
-from shared.settings.fields import Addresses, JsonObject, ListenAddress, Model, Names, NumTokens
-from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
-from shared.settings.shared_fields import (
+from shared.settings.fields import (
     LISTEN_ADDRESS,
     MAX_MODEL_LEN,
     MAX_OPEN_REQUESTS,
     MODEL,
     SCHEDULER_ADDRESS,
+    Addresses,
+    JsonObject,
+    ListenAddress,
+    Model,
+    Names,
+    NumTokens,
 )
+from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
 
 
 def _without_name_of_vllm(value: Any) -> Any:

@@ -8,6 +8,9 @@ from pydantic_settings import CliSuppress, NoDecode
 from shared.link.endpoint import FIRST_PORTS, MAX_PORT
 from shared.settings.base import KEYS_OR_NOT, Settings
 from shared.settings.fields import (
+    MAX_MODEL_LEN,
+    MODEL,
+    SCHEDULER_ADDRESS,
     Addresses,
     Dtype,
     HostName,
@@ -21,7 +24,6 @@ from shared.settings.fields import (
     WeightForm,
 )
 from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
-from shared.settings.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.settings.speculative import Speculative, SpeculativeConfig
 from shared.wire.messages import (
     MAX_ADAPTERS,

@@ -35,7 +35,7 @@ IMAGE_MODULES = (
 )
 OUR_PACKAGES = ("cli", "kernels", "services", "shared")
 ON_DEMAND = {  # for images and videos, or exported traces
-    *("films.py", "otlp.py", "reader.py", "stamps.py", "upright.py"),
+    *("films.py", "otlp.py", "reader.py", "upright.py"),
 }
 ENGINE_ROWS = {
     "batch 1": 1,

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.oracle import load_as_qwen2
-from cli.models.check import check
-from cli.models.command import find_models
+from cli.models.command import check, find_models
 from services.tokenizer.text_model import TextModel
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.texts import NUM_TOKENS, VOCAB_SIZE, prompts_with_one_beginning, text_of

@@ -23,12 +23,11 @@ from typing import Any
 import msgspec
 
 from services.gateway.chat.replies.choice_parser import Event
-from services.gateway.text.addressed_reply import AddressedReply
 from services.gateway.text.blocks_reply import BlocksReply
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import CallContext
-from services.gateway.text.harmony_reply import HarmonyReply
 from services.gateway.text.json_text import JsonText
+from services.gateway.text.messages_reply import AddressedReply, HarmonyReply
 from services.gateway.text.reasoning_count import ReasoningCount
 from services.gateway.text.reply import Reply
 from services.gateway.text.source import Markers, MarkerTable, TextSource, Token, Waiting

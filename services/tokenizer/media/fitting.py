@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from math import prod
 from typing import ClassVar, Protocol
 
@@ -110,7 +111,13 @@ class VideoFitting(Fitting):
         self._size = upright.size
         self.num_items = num = len(self._times)
         self.num_bytes = prod(upright.size) * 3 * num
-        self._write(videos.labels(film, frames), self._family.ids(upright.size))
+        labels = videos.labels(film, frames)
+        texts = [self._encode(label) if label else NO_IDS for label in labels]
+        before, behind = (np.array(each, np.int32) for each in videos.around)
+        group = np.concatenate([before, self._family.ids(upright.size), behind])
+        self._ids, starts = interleaved(texts, [group] * len(labels))
+        self._starts = [start + len(before) for start in starts]
+        self.num_tokens = len(self._ids)
         return Targets(
             width_and_height(upright),
             width_and_height(turned),
@@ -131,17 +138,6 @@ class VideoFitting(Fitting):
         )
         return ReadMedium(self.kind, self._ids, tuple(items))
 
-    def _write(self, labels: Sequence[str], features: Array) -> None:
-        before, behind = (np.array(each, np.int32) for each in self._videos.around)
-        pieces, self._starts, end = list[Array](), list[int](), 0
-        for label in labels:
-            text = self._encode(label) if label else NO_IDS
-            self._starts.append(end + len(text) + len(before))
-            pieces += [text, before, features, behind]
-            end = self._starts[-1] + len(features) + len(behind)
-        self._ids: Array = np.concatenate(pieces)
-        self.num_tokens = end
-
 
 def _in_groups(data: Array, num: int, num_bytes: int) -> list[Array]:
     """``num`` groups of frames with ``num_bytes`` each; the last frame is repeated."""
@@ -149,6 +145,15 @@ def _in_groups(data: Array, num: int, num_bytes: int) -> list[Array]:
     if lacking:
         data = np.concatenate((data, data[-lacking:]))
     return [*data.reshape(num, num_bytes)]
+
+
+def interleaved(texts: Sequence[Array], items: Sequence[Array]) -> tuple[Array, list[int]]:
+    """The ids of ``items``, each behind one of ``texts``, of which there may be one more; and the
+    starts of the items."""
+    pairs = zip_longest(texts, items, fillvalue=NO_IDS)
+    pieces = [piece for pair in pairs for piece in pair]
+    ends = np.cumsum([len(each) for each in pieces]).tolist()
+    return np.concatenate(pieces), ends[: 2 * len(items) : 2]
 
 
 def item_of(

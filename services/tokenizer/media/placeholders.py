@@ -92,6 +92,7 @@ class ReadMedia(PromptMedia):
         if marked is not None:
             self._names.append((marked.marker, "image"))
         self._media = media
+        self._noun = "media" if any(each.kind == "video" for each in media) else "images"
         self._placeholders = placeholders
 
     def __exit__(self, *error: object) -> None:
@@ -190,7 +191,7 @@ class ReadMedia(PromptMedia):
         output = f", max_tokens is {max_tokens}" if num_ids < most else ""
         raise InvalidRequest(
             f"the context holds {most} tokens (max-model-len): the prompt has {num_ids}, {num} of"
-            f" them of {len(items)} images{output}",
+            f" them of {self._noun}{output}",
             param="max_tokens" if output else "prompt",
             code="context_length_exceeded",
         )
@@ -208,10 +209,9 @@ class ReadMedia(PromptMedia):
     def _other_ids(self, num_found: int, numbers: Sequence[int]) -> InvalidRequest:
         expected = [self.num_tokens(number) for number in numbers]
         shown = ", ".join(str(each.id) for each in self._placeholders)
-        noun = "media" if any(each.kind == "video" for each in self._media) else "images"
         return InvalidRequest(
             f"the ids hold {num_found} placeholders ({shown}); expected"
-            f" {len(numbers)} {noun} of {expected[:32]} ids, as the model writes them",
+            f" {len(numbers)} {self._noun} of {expected[:32]} ids, as the model writes them",
             param="prompt",
         )
 

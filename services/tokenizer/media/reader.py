@@ -23,8 +23,7 @@ from services.tokenizer.media.reader_messages import (
     put,
     take,
 )
-from services.tokenizer.media.stamps import draw
-from services.tokenizer.media.upright import upright
+from services.tokenizer.media.upright import draw, upright
 from shared.media.family import WITH_ARTICLE
 from shared.media.frame_list import MAX_FRAMES, unpack
 from shared.process import child

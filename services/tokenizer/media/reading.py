@@ -10,11 +10,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from services.tokenizer.media.crops import CropFitting
 from services.tokenizer.media.fitting import Fitting, ImageFitting, VideoFitting
 from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.metrics import CACHE_HITS, CACHE_MISSES, READ_SECONDS
-from services.tokenizer.media.part_fitting import PartFitting
+from services.tokenizer.media.part_fitting import CropFitting, PartFitting
 from services.tokenizer.media.pixel_cache import PixelCache, key_of
 from services.tokenizer.media.pixel_memory import Hold, PixelMemory
 from services.tokenizer.media.placeholders import NoImages, Placeholder, ReadMedia, ReadMedium

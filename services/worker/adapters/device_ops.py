@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from kernels.adapt import Change
 from kernels.adapt.bank import AdapterRows, Bank, fill, make_blocks, padded_rank
 from kernels.adapt.device import add_deltas, inner_products
-from kernels.linear import gated as gated_product
 from kernels.paged_attention import DeviceAttention
 from kernels.rms_norm import rms_norm
-from kernels.silu_mul import Act
 from kernels.sizes import cdiv
 from services.worker.adapters.sites import Site
 from services.worker.adapters.table import NONE
-from services.worker.backends.torch_lm import TorchOps, weight_of
+from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.context import current_context
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -145,15 +143,15 @@ class DeviceAdaptingOps(TorchOps):
         return y
 
     def gated(
-        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
+        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, **options: Any
     ) -> Tensor:
         bank = self._banks.get(gate_up)
         if bank is None:
-            return super().gated(x, gate_up, norm=norm, act=act)
+            return super().gated(x, gate_up, norm=norm, **options)
         x = x if norm is None else rms_norm(x, norm.weight, norm.eps)
         inner = inner_products(x, bank, self._rows)
         add = partial(add_deltas, inner=inner, bank=bank, rows=self._rows)
-        return gated_product(x, weight_of(gate_up), gate_up.bias, act=act, add=add)
+        return super().gated(x, gate_up, add=add, **options)
 
     def _part(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> Tensor:
         bank = self._banks.get(linear)

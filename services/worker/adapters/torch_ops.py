@@ -1,6 +1,7 @@
 """Adapters by torch's operators: deltas next to the products of the trunk."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor
 from kernels.adapt import Adapted, Change, add_deltas
 from kernels.adapt.layout import Layout
 from kernels.rms_norm import rms_norm
-from kernels.silu_mul import Act, silu_mul
 from services.worker.adapters.sites import Site
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.linear import Linear
@@ -59,14 +59,10 @@ class AdaptingOps(TorchOps):
         return y
 
     def gated(
-        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
+        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, **options: Any
     ) -> Tensor:
-        adapted = self._adapted(x, gate_up, norm)
-        if not adapted:
-            return super().gated(x, gate_up, norm=norm, act=act)
-        y = super().linear(x, gate_up, norm=norm)
-        add_deltas(y, adapted)
-        return silu_mul(y, act)
+        add = partial(add_deltas, adapted=self._adapted(x, gate_up, norm))
+        return super().gated(x, gate_up, norm=norm, add=add, **options)
 
     def _part(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> Tensor:
         part = super()._part(x, linear, norm)

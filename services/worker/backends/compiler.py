@@ -19,12 +19,10 @@ from kernels.cpu.packing import NativeLibrary, gate_up_order
 from kernels.cpu.program import Buffer, NativeProgram
 from kernels.silu_mul import num_parts
 from services.worker.backends.recorder import Instruction, Recording
-from services.worker.layers.columns import Columns
-from services.worker.layers.delta_rule import DeltaRule
+from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead, TokenRows
 from services.worker.layers.experts import Experts, Router, Scores
-from services.worker.layers.heads import Heads
-from services.worker.layers.latent_expansion import LatentExpansion
+from services.worker.layers.heads import Heads, LatentExpansion
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.weights import Dense

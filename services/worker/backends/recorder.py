@@ -12,8 +12,7 @@ from kernels.cpu.operators import LANES, Form, Kind
 from kernels.cpu.packing import is_whole, packed_form, why_not_packed
 from kernels.silu_mul import Act, num_parts
 from services.worker.backends.head_limits import check_delta, check_heads, check_latents
-from services.worker.layers.columns import Columns
-from services.worker.layers.delta_rule import DeltaRule
+from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents

@@ -26,9 +26,8 @@ from kernels.rope_kv import rope_kv
 from kernels.short_conv import previous_places, short_conv
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
-from services.worker.layers.columns import Columns
 from services.worker.layers.context import current_context
-from services.worker.layers.delta_rule import DeltaRule
+from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores, biases_of
 from services.worker.layers.gated import GatedProducts
@@ -131,9 +130,16 @@ class TorchOps(Ops[Tensor]):
         return product(x, weight_of(linear), norm=_operand(norm))
 
     def gated(
-        self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
+        self,
+        x: Tensor,
+        gate_up: Linear,
+        *,
+        norm: RMSNorm | None = None,
+        act: Act = "silu",
+        add: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        return gated_product(x, weight_of(gate_up), gate_up.bias, norm=_operand(norm), act=act)
+        weight, operand = weight_of(gate_up), _operand(norm)
+        return gated_product(x, weight, gate_up.bias, norm=operand, act=act, add=add)
 
     def marks(self) -> Tensor | None:
         """[T] bool: the tokens of images; None: there are none."""

@@ -11,8 +11,8 @@ from kernels.route import Routing
 from services.worker.config.frequencies import Rope, read_rope
 from services.worker.config.model_config import Window
 from services.worker.config.sparse_config import Num, SparseConfig
-from services.worker.models.gemma2 import ACT, Positive
-from services.worker.models.qwen2 import WindowsConfig
+from services.worker.models.gemma import ACT, Positive
+from services.worker.models.qwen import WindowsConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 PERIOD = 6  # one layer in so many sees all keys

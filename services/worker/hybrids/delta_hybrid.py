@@ -9,18 +9,48 @@ from torch import nn
 from kernels.route import Routing
 from services.worker.config.model_config import ModelConfig
 from services.worker.config.sparse_config import Num, SparseConfig
-from services.worker.hybrids.delta_rows import DeltaSpec
-from services.worker.hybrids.gated_delta import GatedDelta
+from services.worker.hybrids.delta_rows import (
+    DeltaSpec,
+    channel_rows,
+    joined_inputs,
+    separate_inputs,
+)
 from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, kind_problems
+from services.worker.hybrids.ruled import Ruled
 from services.worker.layers.attention import Attention
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.linear import Linear
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.ops import Ops, X
-from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.layers.parallel import ALONE, Parallel, as_shard
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts
-from services.worker.models.qwen2_moe import opened_mixture
+from services.worker.models.qwen_moe import opened_mixture
+
+HEAD_NAMES = "linear_num_value_heads", "linear_num_key_heads"
+
+
+class GatedDelta(Ruled):
+    """The gated delta rule (arXiv 2412.06464). Its inputs are ``joined`` if a checkpoint has them
+    in one tensor."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        spec: DeltaSpec,
+        layer: int,
+        eps: float,
+        parallel: Parallel,
+        *,
+        is_joined: bool = False,
+    ) -> None:
+        heads, key_heads = parallel.heads(spec.num_heads, spec.num_key_heads, HEAD_NAMES)
+        channels, normed = channel_rows(spec, heads, key_heads), as_shard(spec.value_dim)
+        super().__init__(layer, heads, channels, spec.width, normed)
+        inputs, gates = (joined_inputs if is_joined else separate_inputs)(spec, heads, key_heads)
+        self.in_proj, self.gates = Linear(hidden_size, inputs), Linear(hidden_size, gates)
+        self.out_proj = Linear(heads.times(spec.value_dim), hidden_size)
+        self._make_rule(key_heads.num, eps)
 
 
 class HybridConfig(ModelConfig, frozen=True, kw_only=True):

@@ -13,9 +13,8 @@ from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.hybrids.delta_rows import DeltaSpec
-from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, kind_problems
+from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, NoRope, kind_problems
 from services.worker.hybrids.mamba import Mamba, MambaOptions, step_limits
-from services.worker.hybrids.no_rope import NoRope
 from services.worker.layers.attention import Attention
 from services.worker.layers.experts import Experts
 from services.worker.layers.gated import GatedNames

@@ -10,15 +10,13 @@ from services.worker.config.frequencies import Rope
 from services.worker.config.sparse_config import Num
 from services.worker.hybrids.channel_delta import ChannelDelta
 from services.worker.hybrids.delta_rows import DeltaSpec
-from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, kind_problems
-from services.worker.hybrids.no_rope import NoRope
+from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, NoRope, kind_problems
 from services.worker.layers.gated import GatedNames
 from services.worker.layers.latent import LatentAttention
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.deepseek_v2 import LatentConfig
+from services.worker.models.deepseek import LatentConfig
 from services.worker.models.parts import Parts
 
 EXPERT_NAMES = GatedNames("w1", "w3", "w2")

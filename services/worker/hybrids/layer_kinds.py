@@ -1,7 +1,12 @@
-"""The kinds of a model's layers, as its config lists them."""
+"""The kinds of a hybrid's layers, as its config lists them, and attention without rotations."""
 
 from collections import Counter
 from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from services.worker.config.frequencies import Rope
 
 ATTENTION, STATEFUL = "full_attention", "linear_attention"
 
@@ -24,3 +29,12 @@ def kind_problems(
     if not counts[ATTENTION]:
         problems.append(f"no layer is {ATTENTION}: one is needed")
     return problems
+
+
+class NoRope(Rope, frozen=True, kw_only=True):
+    """Nothing turns."""
+
+    rope_theta: float = 2.0
+
+    def frequencies(self, head_dim: int, length: int) -> Tensor:
+        return torch.zeros(head_dim // 2)

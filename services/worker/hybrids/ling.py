@@ -14,13 +14,12 @@ from services.worker.hybrids.lightning import Lightning, LightningSpec
 from services.worker.layers.attention import Attention
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.linear import Linear
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.models.decoder import AnyAttention, DecoderLM
-from services.worker.models.deepseek_v2 import LatentConfig
+from services.worker.models.deepseek import LatentConfig
 from services.worker.models.grouped_experts import make_mlp
 from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts

@@ -11,15 +11,13 @@ from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.config.sparse_config import Num
 from services.worker.hybrids.delta_rows import DeltaSpec
-from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, kind_problems
+from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, NoRope, kind_problems
 from services.worker.hybrids.mamba import Mamba, MambaOptions, step_limits
-from services.worker.hybrids.no_rope import NoRope
 from services.worker.layers.attention import Attention
 from services.worker.layers.experts import Experts, Router
 from services.worker.layers.gated import UNGATED_NAMES, GatedProducts
 from services.worker.layers.linear import Linear
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLM

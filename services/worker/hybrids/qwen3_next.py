@@ -1,8 +1,14 @@
-"""Qwen3-Next: gated delta layers and gated attention, with experts."""
+"""Qwen3-Next, Qwen3.5 and 3.6: gated delta layers and gated attention, without or with experts; and
+the texts of models that read images too."""
 
 from kernels.route import Routing
 from services.worker.config.sparse_config import Num
-from services.worker.hybrids.delta_hybrid import SparseHybridConfig, SparseHybridLM
+from services.worker.hybrids.delta_hybrid import (
+    HybridConfig,
+    HybridLM,
+    SparseHybridConfig,
+    SparseHybridLM,
+)
 
 
 class Qwen3NextForCausalLM(SparseHybridLM):
@@ -23,3 +29,22 @@ class Qwen3NextForCausalLM(SparseHybridLM):
             return not is_named and (layer + 1) % self.decoder_sparse_step == 0
 
     config: Config
+
+
+class Qwen3_5ForCausalLM(HybridLM):  # noqa: N801, its name in config.json
+    Config = HybridConfig
+
+
+class Qwen3_5ForConditionalGeneration(Qwen3_5ForCausalLM):  # noqa: N801
+    """The text part."""
+
+
+MiniCPMV4_6ForConditionalGeneration = Qwen3_5ForConditionalGeneration
+
+
+class Qwen3_5MoeForCausalLM(SparseHybridLM):  # noqa: N801
+    Config = SparseHybridConfig
+
+
+class Qwen3_5MoeForConditionalGeneration(Qwen3_5MoeForCausalLM):  # noqa: N801
+    """The text part."""

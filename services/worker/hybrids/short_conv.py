@@ -5,7 +5,7 @@ import math
 import torch
 
 from kernels.kv_layout import KVLayout
-from services.worker.layers.columns import Columns
+from services.worker.layers.delta_rule import Columns
 from services.worker.layers.kept import Cached
 from services.worker.layers.linear import Linear, WeightPiece
 from services.worker.layers.norm import RMSNorm

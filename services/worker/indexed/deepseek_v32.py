@@ -1,4 +1,5 @@
-"""DeepSeek-V3.2 (arXiv 2512.02556): a DeepSeek-V3 with an indexer in each layer."""
+"""DeepSeek-V3.2 (arXiv 2512.02556), a DeepSeek-V3 with an indexer in each layer; and GLM-5, whose
+layers may share one."""
 
 from collections.abc import Set
 from dataclasses import replace
@@ -11,17 +12,18 @@ from services.worker.config.sparse_config import Num
 from services.worker.indexed.attention import IndexedAttention
 from services.worker.indexed.indexer import Indexer
 from services.worker.layers.heads import LatentSpec
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.models.deepseek_v3 import DeepseekV3ForCausalLM
+from services.worker.models.deepseek import DeepseekV3ForCausalLM
 from services.worker.models.grouped_experts import make_mlp
 from services.worker.models.parts import Parts
 from shared.errors import ConfigError
 
 EPS = 1e-6  # of the norm of index keys
 SPARSE, DENSE = "sparse", "dense"
+FULL, SHARED = "full", "shared"
+LETTERS = {"F": FULL, "S": SHARED}
 
 
 def check_device(device: torch.device) -> None:
@@ -128,3 +130,50 @@ class DeepseekV32ForCausalLM(DeepseekV3ForCausalLM):
             return rotary
         length = config.max_position_embeddings
         return RotaryEmbedding(config.rope, config.rotary_dim, length, is_interleaved)
+
+
+class GlmMoeDsaForCausalLM(DeepseekV32ForCausalLM):
+    class Config(DeepseekV32ForCausalLM.Config, frozen=True):
+        q_lora_rank: int | None = 2048
+        qk_nope_head_dim: int = 192
+        v_head_dim: int = 256
+        index_n_heads: Num = 32
+        indexer_rope_interleave: bool = True
+        indexer_types: list[str] | None = None
+        index_topk_pattern: str | list[str] | None = None
+        index_topk_freq: int = 1
+        index_skip_topk_offset: int = 2
+
+        @property
+        def types(self) -> list[str]:
+            """Of the trunk's layers, as transformers reads the keys."""
+            if self.indexer_types is not None:
+                return self.indexer_types
+            if self.index_topk_pattern is not None:
+                return [LETTERS.get(each, each) for each in self.index_topk_pattern]
+            period, offset = max(self.index_topk_freq, 1), self.index_skip_topk_offset
+            places = (max(layer - offset + 1, 0) for layer in range(self.num_hidden_layers))
+            return [SHARED if place % period else FULL for place in places]
+
+        def has_indexer(self, layer: int) -> bool:
+            return layer >= self.num_hidden_layers or self.types[layer] == FULL
+
+        def problems(self) -> list[str]:
+            problems = super().problems()
+            key = "indexer_types" if self.indexer_types is not None else "index_topk_pattern"
+            problems += self.type_problems(key, self.types, {FULL, SHARED})
+            if self.types[:1] == [SHARED]:
+                problems.append(f"{key}: the first layer has no earlier one to share with")
+            return problems
+
+    config: Config
+
+    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
+        stage = parallel.stage
+        first = stage.layers(config.num_hidden_layers)[0]
+        if not config.has_indexer(first):
+            raise ConfigError(
+                f"pipeline-parallel-size: stage {stage.number} of {stage.num} would begin with"
+                f" layer {first}, which attends to the keys that an earlier stage has chosen"
+            )

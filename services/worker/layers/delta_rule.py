@@ -1,8 +1,9 @@
-"""The gated delta rule of a layer, another of ``kernels.delta``, and the place of its states."""
+"""The gated delta rule of a layer, another of ``kernels.delta``, with the place of its states; and
+the columns of a short convolution in the KV cache."""
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels.delta import DeltaWeights, LightningTerms, ScanTerms
 
@@ -44,3 +45,15 @@ class DeltaRule(NamedTuple):
     def key_dim(self) -> int:
         of_keys = self.channels - self.num_heads * self.value_dim
         return of_keys // (2 * self.num_key_heads)
+
+
+class Columns(NamedTuple):
+    """A token has a column in ``num_parts`` caches of the context, from ``layer`` on, with ``part``
+    numbers each, in the blocks of a ``group``. ``weight`` [size, width], ``bias`` [size]."""
+
+    layer: int
+    num_parts: int
+    part: int
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    group: int = 0

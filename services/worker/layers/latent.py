@@ -5,9 +5,8 @@ from dataclasses import replace
 import torch
 
 from kernels.kv_layout import KVLayout
-from services.worker.layers.heads import Latents, LatentSpec
+from services.worker.layers.heads import LatentExpansion, Latents, LatentSpec
 from services.worker.layers.kept import Cached
-from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X

@@ -1,6 +1,9 @@
-"""The feed-forward network."""
+"""The feed-forward network of a layer: one for all tokens, or a mixture of experts."""
 
-from kernels.silu_mul import Act
+from collections.abc import Iterable
+
+from kernels.silu_mul import Act, Clamp
+from services.worker.layers.experts import Experts, Router
 from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
@@ -34,3 +37,31 @@ class GatedMLP(GatedProducts):
         """scale · mlp(norm(x)) + residual: [T, hidden] → [T, hidden]"""
         inner = ops.gated(x, self.gate_up_proj, norm=norm, act=self._act)
         return ops.linear(inner, self.down_proj, residual=residual, scale=scale)
+
+
+class Mixture(Experts):
+    """The experts that a token's router chooses, and perhaps a network that all tokens share. If
+    there are experts of ``images``, these are for other tokens."""
+
+    def __init__(
+        self,
+        gate: Router,
+        experts: Iterable[GatedProducts],
+        shared: GatedMLP | None = None,
+        act: Act | Clamp = "silu",
+        images: Experts | None = None,
+    ) -> None:
+        super().__init__(gate, experts, act)
+        self.shared_experts, self.images = shared, images
+        if images is not None:
+            self.of_images, images.of_images = False, True
+
+    def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X, scale: float = 1.0) -> X:
+        """scale · (experts(norm(x)) + shared(norm(x))) + residual: [T, hidden] → [T, hidden]"""
+        normed = ops.norm(x, norm)
+        x = ops.experts(normed, self, residual=residual, scale=scale)
+        if self.images is not None:
+            x = ops.experts(normed, self.images, residual=x, scale=scale)
+        if self.shared_experts is None:
+            return x
+        return self.shared_experts.forward(ops, normed, residual=x, scale=scale)

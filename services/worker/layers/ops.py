@@ -6,8 +6,7 @@ from typing import Generic, TypeVar
 from torch import Tensor, nn
 
 from kernels.silu_mul import Act
-from services.worker.layers.columns import Columns
-from services.worker.layers.delta_rule import DeltaRule
+from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents

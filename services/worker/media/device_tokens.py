@@ -156,6 +156,8 @@ class MediaOps(TorchOps):
         self._tokens: DeviceTokens | None = None
         self._marks: Tensor | None = None
         self._scales = scales
+        self._unscaled: Tensor | None = None  # embeddings
+        self._attention: dict[int, AttentionBatch | DeviceAttention] = {}  # by group
         if isinstance(attention, DeviceAttention):
             found = tokens()
             positions = found.rows(positions, attention)
@@ -163,24 +165,27 @@ class MediaOps(TorchOps):
         super().__init__(positions, **options)
 
     def attention(self, group: int) -> AttentionBatch | DeviceAttention:
-        found = super().attention(group)
-        if self._tokens is None or not isinstance(found, DeviceAttention):
-            return found
-        return self._tokens.with_ends(found)
+        if group not in self._attention:
+            found = super().attention(group)
+            if self._tokens is not None and isinstance(found, DeviceAttention):
+                found = self._tokens.with_ends(found)
+            self._attention[group] = found
+        return self._attention[group]
 
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
         embeddings = super().embed(ids, embedding)
         if self._tokens is None:
             return embeddings
         self._marks = self._tokens.marks(ids)
-        return embeddings if self._scales else self._tokens.with_features(embeddings)
+        if not self._scales:
+            return self._tokens.with_features(embeddings)
+        self._unscaled = embeddings
+        return embeddings
 
     def scale(self, x: Tensor, factor: float | Tensor) -> Tensor:
-        """The first call is for embeddings."""
         scaled = super().scale(x, factor)
-        if self._tokens is None or not self._scales:
+        if self._tokens is None or x is not self._unscaled:
             return scaled
-        self._scales = False
         return self._tokens.with_features(scaled)
 
     def marks(self) -> Tensor | None:

@@ -8,9 +8,9 @@ from msgspec import structs
 
 from services.worker.config.sparse_config import Num
 from services.worker.layers.experts import Experts
-from services.worker.layers.mixture import Mixture
-from services.worker.media.qwen2_5_vl import SECTION, AxesConfig
-from services.worker.models.ernie4_5_moe import ErnieConfig, ErnieMoe
+from services.worker.layers.mlp import Mixture
+from services.worker.media.qwen_vl import SECTION, AxesConfig
+from services.worker.models.ernie4_5 import ErnieConfig, ErnieMoe
 from services.worker.models.parts import Parts
 
 

@@ -7,9 +7,9 @@ import msgspec
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.media.image_experts import half
-from services.worker.media.qwen2_5_vl import SECTION, AxesConfig
+from services.worker.media.qwen_vl import SECTION, AxesConfig
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.gemma2 import SandwichLayer
+from services.worker.models.gemma import SandwichLayer
 from services.worker.models.glm4_moe import Glm4MoeForCausalLM
 from services.worker.models.parts import Parts
 from services.worker.weights.checkpoint import Checkpoint, TensorSource

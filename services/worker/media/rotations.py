@@ -8,8 +8,7 @@ import torch
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.machine.streams import upload
-from services.worker.media.qwen2_5_vl import SECTION, AxesConfig, section_problem
-from services.worker.media.qwen3_vl import mixed_axes
+from services.worker.media.qwen_vl import SECTION, AxesConfig, mixed_axes, section_problem
 from shared.errors import ConfigError
 
 

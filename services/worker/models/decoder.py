@@ -19,8 +19,7 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import DraftLMHead, Embedding, LMHead
 from services.worker.layers.kept import Cached, Stateful
 from services.worker.layers.latent import LatentAttention
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.offloaded import Offloaded
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard

@@ -11,10 +11,10 @@ from services.worker.config.model_config import Window
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.experts import Router
 from services.worker.layers.linear import WeightPiece
-from services.worker.layers.mixture import Mixture
+from services.worker.layers.mlp import Mixture
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.parts import Parts
-from services.worker.models.qwen2 import WindowsConfig
+from services.worker.models.qwen import WindowsConfig
 
 YARN = {
     "rope_type": "yarn",

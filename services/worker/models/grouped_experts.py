@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.models.parts import Parts
 
 MIN_SUM = 1e-20

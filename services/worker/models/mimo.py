@@ -7,7 +7,7 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import MtpHead, Trunk
 from services.worker.models.mtp import NormedMtpLayer
-from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
+from services.worker.models.qwen import Qwen2ForCausalLM, WindowsConfig
 
 
 class MiMoMtpHead(MtpHead):

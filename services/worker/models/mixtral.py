@@ -7,7 +7,7 @@ from services.worker.config.model_config import Window
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.gated import GatedNames
-from services.worker.layers.mixture import Mixture
+from services.worker.layers.mlp import Mixture
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.parts import Parts

@@ -7,8 +7,7 @@ from torch import nn
 
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import Columns, Linear
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import AnyAttention, DecoderLayer, DecoderLM, MtpHead, Trunk

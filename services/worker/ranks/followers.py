@@ -4,7 +4,7 @@ import asyncio
 import logging
 from ipaddress import ip_address
 
-from services.worker.ranks.host_address import address_of_first
+from services.worker.ranks.connect_hosts import address_of_first
 from services.worker.ranks.local_ranks import RankLost
 from services.worker.ranks.rank_info import difference, rank_info
 from services.worker.ranks.rank_settings import LOADING_SILENCE_S, SERVICE, role_of

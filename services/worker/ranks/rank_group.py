@@ -12,7 +12,7 @@ from torch import distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from services.worker.layers.stage import Sent
-from services.worker.ranks.host_address import address_of_first, address_towards
+from services.worker.ranks.connect_hosts import address_of_first, address_towards
 from shared.errors import ConfigError
 
 LOOPBACK = "lo"

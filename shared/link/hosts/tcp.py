@@ -4,13 +4,21 @@ keys."""
 import asyncio
 import ipaddress
 import socket
+from contextlib import suppress
 from functools import partial
 
 from shared.link.endpoint import tcp_address
-from shared.link.hosts.libzmq import Protect, Socket, ZmqConnection, ZmqContext, ZmqListening
-from shared.link.hosts.zap import Gatekeeper
+from shared.link.hosts.libzmq import (
+    Protect,
+    ReceivedFrame,
+    Socket,
+    ZmqConnection,
+    ZmqContext,
+    ZmqListening,
+    raw_key,
+)
 from shared.link.keys import Keys
-from shared.link.sockets.connection import OnFrames, OnLost, OtherHosts
+from shared.link.sockets.connection import OnFrames, OnLost, OtherHosts, PeerGone
 from shared.link.sources import AddressSource, Failures
 from shared.wire.messages import ServiceName
 
@@ -96,3 +104,38 @@ def source_of(host: str, port: int) -> AddressSource:
     except ValueError:
         return HostName(host, port)
     return FixedAddress(host, port)
+
+
+ADDRESS = "inproc://zeromq.zap.01"
+VERSION = b"1.0"  # of ZAP
+
+
+class Gatekeeper:
+    """Admits peers to the encrypted sockets of one ZmqContext by their keys: answers ZeroMQ's
+    questions on the event loop, by ZAP 1.0 (ZeroMQ RFC 27). A domain is one of our listening
+    sockets: it admits only the key of its service, and marks connections with its name."""
+
+    def __init__(self, context: ZmqContext, keys: Keys) -> None:
+        self._keys = keys
+        self._admitted: dict[bytes, tuple[bytes, ServiceName]] = {}  # by domain
+        self._socket = context.socket("router", self._on_frames, lambda *_: None)
+        self._socket.bind(ADDRESS)
+
+    def guard(self, socket: Socket, domain: str, service: ServiceName) -> None:
+        """Reserves the later binds of ``socket`` for ``service``. Raises ConfigError without its
+        key."""
+        self._admitted[domain.encode()] = raw_key(self._keys.public_of(service)), service
+        socket.admit_keys(self._keys.secret, domain)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _on_frames(self, frames: list[ReceivedFrame]) -> None:
+        route, empty, version, request_id, domain, _, _, mechanism, *keys = (
+            frame.bytes for frame in frames
+        )
+        key, service = self._admitted[domain]
+        is_good = (version, mechanism, keys) == (VERSION, b"CURVE", [key])
+        answer = [b"200", b"OK", service.encode()] if is_good else [b"400", b"unknown key", b""]
+        with suppress(PeerGone):
+            self._socket.send([route, empty, VERSION, request_id, *answer, b""])

@@ -18,8 +18,8 @@ from kernels.paged_attention import prepare_attention
 from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import record
 from services.worker.backends.torch_lm import TorchOps
+from services.worker.hybrids.delta_hybrid import GatedDelta
 from services.worker.hybrids.delta_rows import DeltaSpec
-from services.worker.hybrids.gated_delta import GatedDelta
 from services.worker.hybrids.mamba import Mamba, MambaOptions
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.layers.norm import RMSNorm

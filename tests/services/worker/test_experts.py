@@ -32,7 +32,7 @@ from services.worker.backends.recorder import record
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.experts import Experts, Router
 from services.worker.layers.gated import UNGATED_NAMES, GatedProducts
-from services.worker.layers.mixture import Mixture
+from services.worker.layers.mlp import Mixture
 from services.worker.layers.norm import RMSNorm
 from services.worker.weights.load import build_model
 from tests.services.worker.builds import each_variant

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.worker.backends.torch_lm import TorchOps
-from services.worker.hybrids.delta_hybrid import HybridConfig
-from services.worker.hybrids.gated_delta import GatedDelta
+from services.worker.hybrids.delta_hybrid import GatedDelta, HybridConfig
 from services.worker.hybrids.ruled import Advancing, Ruled
 from services.worker.layers.attention import Attention
 from services.worker.layers.context import forward_context

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, DeepseekV3ForCausalLM, PreTrained
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
 from services.worker.backends.native import NativeLM
-from services.worker.layers.heads import LatentSpec
-from services.worker.layers.latent_expansion import LatentExpansion
+from services.worker.layers.heads import LatentExpansion, LatentSpec
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.weights.load import build_model, load_model
 from shared.wire.messages import SamplingParams

@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from benchmarks.harness.engines import make_engine
-from services.worker.media.qwen2_5_vl import AxesConfig
+from services.worker.media.qwen_vl import AxesConfig
 from services.worker.models.registry import MODELS, read_architectures, read_model_config
 from shared.errors import ConfigError
 from shared.model_folder import weight_files

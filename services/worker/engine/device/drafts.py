@@ -10,7 +10,7 @@ from services.worker.engine.device.computation import DeviceComputation
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.machine.streams import Fetched
 from services.worker.slots.table import SlotTable
-from services.worker.speculation.mtp_coverage import MtpCoverage
+from services.worker.speculation.mtp import MtpCoverage
 from services.worker.speculation.ngram import NgramDrafter
 from services.worker.step.results import RowPart
 from services.worker.step.step import PendingResult, Step, StepPart

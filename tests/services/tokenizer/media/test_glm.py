@@ -10,7 +10,7 @@ from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize
 from services.tokenizer.media.reading import MediaReading, media_for
 from services.tokenizer.text_model import TextModel
 from shared.media.families import read_family
-from shared.media.glm4v import RepeatedSquares
+from shared.media.qwen2_5_vl import RepeatedSquares
 from shared.settings.tokenizer import TokenizerConfig
 from tests.media.checkpoints import MAX_LEN, preprocessor
 from tests.media.glm_checkpoints import GlmReference, glm_reference, save_glm

@@ -13,7 +13,7 @@ from services.tokenizer.media.reading import MediaReading, media_for
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError
 from shared.media.families import read_family
-from shared.media.lighton_ocr import UnbrokenRows
+from shared.media.pixtral import UnbrokenRows
 from shared.settings.tokenizer import TokenizerConfig
 from tests.media.checkpoints import MAX_LEN
 from tests.media.llava_checkpoints import (

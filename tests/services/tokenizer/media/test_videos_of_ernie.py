@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from services.tokenizer.media.reader_messages import Targets
 from services.tokenizer.media.reading import MediaReading, media_for
-from services.tokenizer.media.stamps import draw
+from services.tokenizer.media.upright import draw
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError
 from shared.media.families import read_family

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.harness.engines import make_engine
 from services.tokenizer.media.reader_messages import Targets
-from services.tokenizer.media.stamps import draw
+from services.tokenizer.media.upright import draw
 from services.worker.backends.native import NativeLM
 from tests.media.references import Clip, Reference
 from tests.media.videos import scene

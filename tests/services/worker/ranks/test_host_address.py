@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from services.worker.ranks.host_address import address_of_first, address_towards
+from services.worker.ranks.connect_hosts import address_of_first, address_towards
 from services.worker.ranks.rank_group import HostsGroup
 from shared.errors import ConfigError
 

@@ -17,7 +17,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.apis.batches import files
-from services.gateway.apis.batches.api import BatchesApi
+from services.gateway.apis.batches.endpoint import BatchesApi
 from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.objects import StoredBatch
 from services.gateway.apis.batches.runner import BatchRunner

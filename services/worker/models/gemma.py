@@ -1,22 +1,26 @@
-"""Gemma 2 (arXiv 2408.00118): layers norm their inputs and outputs, every second layer has a
-window, and scores and logits are soft-capped."""
+"""Gemma 2 and 3 (arXiv 2408.00118, 2503.19786): layers norm their inputs and outputs. In Gemma 2
+every second layer has a window, and scores and logits are soft-capped; Gemma 3 norms queries and
+keys head by head, and most layers have a window, with another frequency of the rotary positions."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 import torch
 from torch import nn
 
 from kernels.silu_mul import Act
+from services.worker.config.frequencies import Rope, read_rope
 from services.worker.config.model_config import Window
 from services.worker.layers.attention import Attention
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.parts import Parts
-from services.worker.models.qwen2 import WindowsConfig
+from services.worker.models.qwen import WindowsConfig
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
+GLOBAL_THETA, LOCAL_THETA = 1e6, 1e4
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
 ACT = "gelu_pytorch_tanh"
 
 
@@ -115,3 +119,33 @@ class Gemma2ForCausalLM(GemmaLM):
         @property
         def softcap(self) -> float | None:
             return self.attn_logit_softcapping
+
+
+class Gemma3ForCausalLM(GemmaLM):
+    head_norm = "heads"
+
+    class Config(GemmaConfig, frozen=True):
+        sliding_window_pattern: Annotated[int, msgspec.Meta(ge=1)] = 6
+        rope_local_base_freq: float | None = None
+
+        @property
+        def rope_values(self) -> dict[str, Any]:
+            """The values of layers that see all keys."""
+            nested = self.rope_scaling or self._nested(GLOBAL)
+            return self.with_rope_defaults(nested, self.rope_theta or GLOBAL_THETA)
+
+        @property
+        def local_rope(self) -> Rope:
+            theta = self.rope_local_base_freq or LOCAL_THETA
+            return read_rope(self.with_rope_defaults(self._nested(LOCAL), theta))
+
+        def rope_problems(self) -> list[str]:
+            problems = super().rope_problems()
+            try:
+                _ = self.local_rope
+            except ValueError as error:
+                problems.append(str(error))
+            return problems
+
+        def _nested(self, kind: str) -> dict[str, Any]:
+            return (self.rope_parameters or {}).get(kind) or {}

@@ -1,10 +1,12 @@
-"""Qwen2.5-VL (arXiv 2502.13923): the text part, a Qwen2. Its positions have three axes, which are
-equal in texts."""
+"""Qwen2.5-VL and Qwen3-VL (arXiv 2502.13923, 2511.21631): the text parts, a Qwen2 or a Qwen3,
+without or with experts. Positions have three axes, which are equal in texts."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
+from services.worker.models.qwen import Qwen2ForCausalLM, Qwen3ForCausalLM, WindowsConfig
+from services.worker.models.qwen_moe import Qwen3MoeForCausalLM
 
 SECTION = "mrope_section"
 
@@ -48,5 +50,32 @@ class AxesConfig(ModelConfig, frozen=True):
 class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):  # noqa: N801, its name in config.json
     class Config(AxesConfig, WindowsConfig, frozen=True):
         pass
+
+    config: Config
+
+
+def mixed_axes(section: Sequence[int]) -> list[int]:
+    """The axis of each frequency: rows and columns take turns with times as long as they have
+    frequencies."""
+    turns = ((place, place % 3) for place in range(sum(section)))
+    return [axis if place < 3 * section[axis] else 0 for place, axis in turns]
+
+
+class MixedConfig(AxesConfig, frozen=True):
+    @property
+    def rope_axes(self) -> list[int]:
+        return mixed_axes(self.rope_section)
+
+
+class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
+    class Config(MixedConfig, Qwen3ForCausalLM.Config, frozen=True):
+        pass
+
+    config: Config
+
+
+class Qwen3VLMoeForConditionalGeneration(Qwen3MoeForCausalLM):
+    class Config(MixedConfig, Qwen3MoeForCausalLM.Config, frozen=True, kw_only=True):
+        norm_topk_prob: bool = True
 
     config: Config

@@ -1,4 +1,5 @@
-"""Qwen2 (arXiv 2407.10671): biases on queries, keys and values, and windows in some layers."""
+"""Qwen2 and Qwen3 (arXiv 2407.10671, 2505.09388): windows in some layers. Qwen2 has biases on
+queries, keys and values; Qwen3 norms queries and keys head by head."""
 
 from services.worker.config.model_config import ModelConfig, Window
 from services.worker.models.decoder import DecoderLayer, DecoderLM
@@ -41,4 +42,18 @@ class Qwen2ForCausalLM(DecoderLM):
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
         window = self.config.window(layer)
         attention = parts.attention(layer, window=window, has_qkv_bias=True)
+        return DecoderLayer(parts, attention, parts.mlp())
+
+
+class Qwen3ForCausalLM(DecoderLM):
+    class Config(WindowsConfig, frozen=True):
+        attention_bias: bool = False
+
+    config: Config
+
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        bias, window = self.config.attention_bias, self.config.window(layer)
+        attention = parts.attention(
+            layer, norm="heads", window=window, has_qkv_bias=bias, has_out_bias=bias
+        )
         return DecoderLayer(parts, attention, parts.mlp())

@@ -1,14 +1,16 @@
-"""DeepSeek-V2 (arXiv 2405.04434): heads attend to latents, and later layers have experts."""
+"""DeepSeek-V2 and V3 (arXiv 2405.04434, 2412.19437): heads attend to latents, and later layers have
+experts. V3 chooses these in another way, and has layers that predict further tokens (MTP)."""
 
 from typing import ClassVar, Literal
 
 from kernels.route import Routing
 from services.worker.layers.heads import LatentSpec
 from services.worker.layers.latent import LatentAttention
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig, make_mlp
+from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts
 
 
@@ -81,3 +83,24 @@ class DeepseekV2ForCausalLM(LatentLM):
             return problems
 
     config: Config
+
+
+class DeepseekV3ForCausalLM(LatentLM):
+    class Config(LatentConfig, frozen=True):
+        first_k_dense_replace: int = 3
+        num_nextn_predict_layers: int = 0
+
+    config: Config
+
+    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
+        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
+        add_mtp_head(self, layers)
+
+    def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
+        attention, mlp = self.make_parts(self.parts, self.config.num_hidden_layers + index)
+        return NormedMtpLayer(self.parts, self.config.hidden_size, attention, mlp)
+
+
+KimiK25ForConditionalGeneration = DeepseekV3ForCausalLM  # for texts
+Kimi_K25ForConditionalGeneration = DeepseekV3ForCausalLM

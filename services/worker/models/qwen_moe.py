@@ -1,5 +1,5 @@
-"""Qwen1.5-MoE and Qwen2-MoE (arXiv 2407.10671): a gate of its own opens the network that all
-tokens share."""
+"""Qwen1.5-MoE, Qwen2-MoE and Qwen3-MoE (arXiv 2407.10671, 2505.09388). Before Qwen3 a gate of its
+own opens a network that all tokens share."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -10,13 +10,12 @@ from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.experts import Router, Scores
 from services.worker.layers.gated import GatedProducts
-from services.worker.layers.mixture import Mixture
-from services.worker.layers.mlp import GatedMLP
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.parts import Parts
-from services.worker.models.qwen2 import WindowsConfig
+from services.worker.models.qwen import WindowsConfig
 
 
 class StepConfig(SparseConfig, WindowsConfig, frozen=True, kw_only=True):
@@ -99,3 +98,27 @@ class Qwen2MoeForCausalLM(DecoderLM):
             return parts.mlp()
         size, shared_size = config.moe_intermediate_size, config.shared_expert_intermediate_size
         return opened_mixture(parts, config, size=size, shared_size=shared_size)
+
+
+class Qwen3MoeForCausalLM(DecoderLM):
+    class Config(StepConfig, frozen=True):
+        attention_bias: bool = False
+
+    config: Config
+
+    def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
+        config, bias = self.config, self.config.attention_bias
+        window = config.sliding_window if config.use_sliding_window else None
+        attention = parts.attention(
+            layer, norm="heads", window=window, has_qkv_bias=bias, has_out_bias=bias
+        )
+        return DecoderLayer(parts, attention, self._make_mlp(parts, layer))
+
+    def _make_mlp(self, parts: Parts, layer: int) -> GatedMLP | Mixture:
+        config = self.config
+        if not config.is_sparse(layer):
+            return parts.mlp()
+        return Mixture(
+            parts.router(config.num_routed_experts, config.routing),
+            parts.experts(config.num_routed_experts, config.moe_intermediate_size),
+        )
