@@ -12,6 +12,7 @@ from kernels.paged_attention import AttentionBatch, DeviceAttention
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding
+from services.worker.layers.heads import Heads
 from services.worker.machine.streams import upload
 
 
@@ -162,9 +163,9 @@ class MediaOps(TorchOps):
             self._tokens = None if attention.chunks is None else found
         super().__init__(positions, **options)
 
-    def attention(self, group: int) -> AttentionBatch | DeviceAttention:
-        found = super().attention(group)
-        if self._tokens is None or not isinstance(found, DeviceAttention):
+    def attention(self, heads: Heads) -> AttentionBatch | DeviceAttention:
+        found = super().attention(heads)
+        if self._tokens is None or heads.spec.is_causal or not isinstance(found, DeviceAttention):
             return found
         return self._tokens.with_ends(found)
 
