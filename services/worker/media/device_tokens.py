@@ -33,7 +33,8 @@ class DeviceTokens:
     """A step with chunks has at most ``num_tokens``; each has a shift, the difference between its
     row in the table of rotations and its position, and perhaps features. Other steps take the
     deltas of their slots as shifts. In prompts, ``image_ids`` are for experts of images. Tokens of
-    items that ``are_whole`` see the keys before their ``ends``."""
+    items that ``are_whole`` see the keys before their ``ends``. The id ``filler`` is in place of
+    features in tables other than of embeddings."""
 
     def __init__(
         self,
@@ -45,8 +46,10 @@ class DeviceTokens:
         dtype: torch.dtype,
         device: torch.device,
         are_whole: bool,
+        filler: int | None,
     ) -> None:
         self._device = device
+        self._filler = filler
         self._ends = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self._are_whole = are_whole
         self._image_ids = torch.tensor(image_ids, dtype=torch.int64, device=device)
@@ -126,6 +129,11 @@ class DeviceTokens:
         num = len(embeddings)
         return torch.where(self._is_feature[:num], self._features[0, :num], embeddings)
 
+    def filled(self, ids: Tensor) -> Tensor:
+        """ids [T] of a step with chunks → [T]"""
+        assert self._filler is not None
+        return ids.masked_fill(self._is_feature[: len(ids), 0], self._filler)
+
     def marks(self, ids: Tensor) -> Tensor:
         """ids [T] of a step with chunks → [T] bool: the ones for experts of images."""
         is_found = (ids[:, None] == self._image_ids).any(1)
@@ -170,6 +178,9 @@ class MediaOps(TorchOps):
         return self._tokens.with_ends(found)
 
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
+        """The first call is for embeddings."""
+        if self._tokens is not None and self._marks is not None:
+            return super().embed(self._tokens.filled(ids), embedding)
         embeddings = super().embed(ids, embedding)
         if self._tokens is None:
             return embeddings
