@@ -92,7 +92,7 @@ class MatrixStruct(ctypes.Structure):
 class HeadsStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_heads", "num_kv_heads", "head_dim", "rotary_dim")),
-        *((name, Int) for name in ("is_interleaved", "norms_tokens", "window")),
+        *((name, Int) for name in ("is_interleaved", "norms_tokens", "window", "is_causal")),
         *((name, Float) for name in ("eps", "scale", "softcap")),
         *((name, Pointer) for name in ("query_norm", "key_norm", "cos", "sin", "sinks")),
     ]
@@ -178,7 +178,7 @@ class PackedMatrix:
 class PackedHeads:
     """``cos`` and ``sin`` [positions, rotary_dim] float32 are the table of the rotation. Norms are
     float32 [head_dim], or span all heads of a token if ``norms_tokens``; ``sinks`` [num_heads]
-    float32."""
+    float32. If it ``is_causal``, ``ends`` of rows have no effect."""
 
     num_heads: int
     num_kv_heads: int
@@ -194,6 +194,7 @@ class PackedHeads:
     key_norm: Tensor | None
     norms_tokens: bool
     eps: float
+    is_causal: bool = False
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -209,6 +210,7 @@ class PackedHeads:
             is_interleaved=self.is_interleaved,
             norms_tokens=self.norms_tokens,
             window=self.window or 0,
+            is_causal=self.is_causal,
             eps=self.eps,
             scale=self.scale,
             softcap=self.softcap or 0.0,

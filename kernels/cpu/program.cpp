@@ -20,6 +20,7 @@ struct Heads {
   int32_t is_interleaved;
   int32_t norms_tokens;  // norms extend over all heads of a token, on all ranks
   int32_t window;        // see Attention, also for softcap and sinks
+  int32_t is_causal;     // tokens of images see no later key either
   float eps, scale, softcap;
   const float *query_norm, *key_norm;  // or null
   const float *cos, *sin;              // [positions, rotary_dim]
@@ -217,15 +218,23 @@ struct Prepare {
   }
 };
 
-// Units and partial sums of attention for layers with these numbers of heads and this window.
+// The rows as layers with these heads see them.
+Rows seen_rows(const Heads& heads, const Group& group) {
+  Rows rows = group.rows;
+  if (heads.is_causal) rows.ends = nullptr;
+  return rows;
+}
+
+// Units and partial sums of attention for layers with heads of this number, window and sight.
 struct Prepared {
-  int num_heads = 0, num_kv_heads = 0, window = 0;
+  int num_heads = 0, num_kv_heads = 0, window = 0, is_causal = 0;
 
   void prepare(const Heads& heads, const Rows& rows) {
     if (heads.num_heads == num_heads && heads.num_kv_heads == num_kv_heads &&
-        heads.window == window)
+        heads.window == window && heads.is_causal == is_causal)
       return;
     num_heads = heads.num_heads, num_kv_heads = heads.num_kv_heads, window = heads.window;
+    is_causal = heads.is_causal;
     units.prepare(rows, num_heads / num_kv_heads, num_kv_heads, UNIT_ROWS, window);
     int wanted = units.num_partials() * num_heads;
     if (wanted <= num_sums) return;
@@ -246,8 +255,9 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
   bool norms_values = op.num;
   Prepare<T, W>{heads, step, group.slot_mapping, cache, x, op.size, norms_values, query, squares}
       .run();
-  Attention<T, W>{group.rows,      cache,       units,        query,         out,        partials,
-                  heads.num_heads, heads.scale, heads.window, heads.softcap, heads.sinks}
+  Attention<T, W>{
+      seen_rows(heads, group), cache,       units,        query,         out,        partials,
+      heads.num_heads,         heads.scale, heads.window, heads.softcap, heads.sinks}
       .run();
 }
 
@@ -466,7 +476,7 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         });
         break;
       case ATTEND:
-        prepared.prepare(*op.heads, step.groups[op.group].rows);
+        prepared.prepare(*op.heads, seen_rows(*op.heads, step.groups[op.group]));
         attend<T>(op, step, (float*)in, (T*)out);
         break;
       case ORDER:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -55,6 +56,11 @@ class AttentionBatch:
     def with_tables(self, block_tables: np.ndarray) -> "AttentionBatch":
         """The same rows in layers with other ``block_tables``."""
         return replace(self, block_tables=block_tables)
+
+    @cached_property
+    def causal(self) -> "AttentionBatch":
+        """The same rows without ``ends``."""
+        return self if self.ends is None else replace(self, ends=None, _masks={})
 
     def groups(self, window: int | None = None) -> list[Group]:
         """The calls of torch's attention, computed once a step for each ``window``. A token sees

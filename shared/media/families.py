@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 
 from shared.media.ernie4_5_vl import ErnieSquares
-from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.family import PREPROCESSOR_FILE, Family, find_nested
 from shared.media.gemma3 import StretchedSquare
+from shared.media.gemma4 import FilledRows
 from shared.media.internvl import Tiles
 from shared.media.lfm2_vl import TilesAndView
 from shared.media.llava import CroppedSquare
@@ -20,6 +21,7 @@ from shared.wire.messages import MediumKind
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
     "Gemma3ForConditionalGeneration": StretchedSquare.read,
+    "Gemma4ForConditionalGeneration": FilledRows.read,
     "Glm46VForConditionalGeneration": RepeatedSquares.read,
     "Glm4vForConditionalGeneration": RepeatedSquares.read,
     "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,
@@ -39,6 +41,9 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Qwen3_5MoeForConditionalGeneration": LabelledSquares.read,
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
+
+NESTED = ("Gemma4ForConditionalGeneration",)
+"""Their images may be described in the processor's file."""
 
 WRITTEN: Mapping[str, Mapping[str, MediumKind]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": {
@@ -80,6 +85,8 @@ def read_family(folder: Path) -> Family | None:
     """None for a model without images, and for one whose images are not supported. Raises
     ConfigError."""
     name = family_name(folder)
-    if name is None or not (folder / PREPROCESSOR_FILE).is_file():
+    if name is None:
         return None
-    return FAMILIES[name](folder)
+    is_nested = name in NESTED and find_nested(folder) is not None
+    has_file = is_nested or (folder / PREPROCESSOR_FILE).is_file()
+    return FAMILIES[name](folder) if has_file else None

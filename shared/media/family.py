@@ -2,22 +2,28 @@
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import NamedTuple, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 import numpy as np
 
+from shared.errors import ConfigError
+from shared.model_folder import decode_json
 from shared.wire.messages import Item, MediumKind
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
+PROCESSOR_FILE = "processor_config.json"
 BICUBIC = 3  # Pillow's number
 MAX_CROPS = 64  # of an image, in a file or a request. Chosen
 MAX_RATIO = 200  # of the sides of an image
+SOFT_TOKENS = 70, 140, 280, 560, 1120  # of an image of Gemma 4
 
 WITH_ARTICLE: dict[MediumKind, str] = {"image": "an image", "video": "a video"}
 
 Size = tuple[int, int, int]  # frames, height, width
 Box = tuple[int, int, int, int]  # left, upper, right, lower
+T = TypeVar("T")
 
 
 class PanAndScan(NamedTuple):
@@ -31,12 +37,14 @@ class PanAndScan(NamedTuple):
 
 class PixelLimits(NamedTuple):
     """The areas that an image is scaled to. Unless it ``has_parts``, no parts of it are items of
-    their own; ``scan`` is for a family that chooses them by it."""
+    their own; ``scan`` is for a family that chooses them by it. ``soft_tokens`` are the most of an
+    image, in a family that has as many as fit."""
 
     min_pixels: int
     max_pixels: int
     scan: PanAndScan | None = None
     has_parts: bool = True
+    soft_tokens: int | None = None
 
 
 class Fit(NamedTuple):
@@ -129,7 +137,8 @@ class Family(Protocol):
     values of ``max_pixels`` only, as workers reserve memory for an image of that area. ``options``
     are the names that they may give. A feature has ``num_embeddings``: one takes the place of the
     token's own, the others are added behind the first layers. In a prompt, experts of images serve
-    the tokens of ``image_ids``, if there are some."""
+    the tokens of ``image_ids``, if there are some. A model that looks ids up again finds the one
+    of ``filler`` in place of features."""
 
     kinds: tuple[MediumKind, ...]
     videos: Videos | None
@@ -138,6 +147,7 @@ class Family(Protocol):
     options: tuple[str, ...]
     num_embeddings: int
     image_ids: tuple[int, ...]
+    filler: int | None
     are_whole: bool
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
@@ -184,6 +194,29 @@ def squares_of(size: Size, side: int) -> tuple[int, int]:
     if frames != 1 or height % side or width % side:
         raise ValueError(f"no image of the model has the size {size}")
     return height // side, width // side
+
+
+class _Processor(msgspec.Struct):
+    image_processor: dict[str, Any] | None = None
+
+
+def find_nested(folder: Path) -> dict[str, Any] | None:
+    """The part of the processor's file that describes images. Raises ConfigError."""
+    path = folder / PROCESSOR_FILE
+    return decode_json(path, _Processor).image_processor if path.is_file() else None
+
+
+def read_nested(folder: Path, kind: type[T]) -> tuple[Path, T]:
+    """The file with the description of images, a part of the processor's if that has one. Raises
+    ConfigError."""
+    nested = find_nested(folder)
+    path = folder / (PREPROCESSOR_FILE if nested is None else PROCESSOR_FILE)
+    if nested is None:
+        return path, decode_json(path, kind)
+    try:
+        return path, msgspec.convert(nested, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"model: {path}: {error}") from None
 
 
 def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str, time: int = 0) -> bytes:

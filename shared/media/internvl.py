@@ -99,6 +99,7 @@ class Tiles:
     options: tuple[str, ...] = ("max_pixels",)
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    filler: int | None = None
     are_whole = False
 
     def __init__(

@@ -106,6 +106,7 @@ class TilesAndView:
     options: tuple[str, ...] = ("min_pixels", "max_pixels")
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    filler: int | None = None
     are_whole = False
 
     def __init__(self, placeholder: int, given: Preprocessor) -> None:

@@ -113,6 +113,7 @@ class CroppedSquare:
     options: tuple[str, ...] = ()
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    filler: int | None = None
     are_whole = False
 
     def __init__(self, placeholder: int, num_tokens: int, side: int, shortest: int) -> None:

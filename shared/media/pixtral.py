@@ -90,6 +90,7 @@ class RowsOfPatches:
     options: tuple[str, ...] = ("max_pixels",)
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    filler: int | None = None
     are_whole = False
 
     def __init__(self, ids: Sequence[int], side: int, longest: int) -> None:

@@ -54,6 +54,7 @@ class SquaresOfPatches:
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size")
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    filler: int | None = None
     are_whole = False
 
     def __init__(self, placeholder: int, patch: int, merge: int, limits: PixelLimits) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 
 from shared.errors import ConfigError
-from shared.media.family import BICUBIC, PREPROCESSOR_FILE, VideoLimits
+from shared.media.family import BICUBIC, PREPROCESSOR_FILE, PROCESSOR_FILE, VideoLimits
 from shared.model_folder import decode_json
 
-PROCESSOR_FILE = "processor_config.json"
 VIDEO_FILE = "video_preprocessor_config.json"
 GROUP = 2  # frames of an item
 # Workers compute frames as they compute images.

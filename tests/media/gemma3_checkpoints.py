@@ -51,10 +51,10 @@ def save_gemma3(folder: Path, seed: int = 0, **changes: Any) -> None:
     images = Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})
     kind = transformers.Gemma3ForConditionalGeneration
     save(folder, kind, config, tokenizer, images, seed)
-    _strengthen(folder / "model.safetensors")
+    strengthen(folder / "model.safetensors")
 
 
-def _strengthen(file: Path) -> None:
+def strengthen(file: Path) -> None:
     """Layers add more to a token than its embedding has, which the output head has too."""
     tensors = load_file(file)
     for name, tensor in tensors.items():

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta
 
-from shared.media.family import MAX_CROPS, PixelLimits, VideoLimits
+from shared.media.family import MAX_CROPS, SOFT_TOKENS, PixelLimits, VideoLimits
 from shared.wire.messages import MAX_MEDIA, Detail
 
 LOW_PIXELS = 512 * 512  # OpenAI's size of an image of low detail
@@ -33,6 +33,7 @@ class _Kwargs(msgspec.Struct, forbid_unknown_fields=True):
     pan_and_scan_min_crop_size: NumPixels | None = None
     pan_and_scan_max_num_crops: Annotated[int, Meta(ge=1, le=MAX_CROPS)] | None = None
     pan_and_scan_min_ratio_to_activate: Annotated[float, Meta(ge=0)] | None = None
+    max_soft_tokens: int | None = None
 
 
 def with_kwargs(limits: Limits, kwargs: str, options: Sequence[str], most: int = 0) -> Limits:
@@ -64,6 +65,14 @@ def with_kwargs(limits: Limits, kwargs: str, options: Sequence[str], most: int =
         return found._replace(fps=given.fps, listed_fps=given.fps, num_frames=None)
     if isinstance(found, VideoLimits) and given.num_frames is not None:
         return found._replace(num_frames=given.num_frames)
+    if isinstance(found, PixelLimits) and found.soft_tokens and given.max_soft_tokens is not None:
+        known = [each for each in SOFT_TOKENS if each <= found.soft_tokens]
+        if given.max_soft_tokens not in known:
+            raise ValueError(
+                f"max_soft_tokens is {given.max_soft_tokens}; it may be"
+                f" {', '.join(map(str, known))}"
+            )
+        return found._replace(soft_tokens=given.max_soft_tokens)
     if isinstance(found, PixelLimits) and found.scan is not None:
         values = {name: getattr(given, name) for name in found.scan._fields}
         values = {name: each for name, each in values.items() if each is not None}

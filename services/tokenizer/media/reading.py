@@ -190,7 +190,7 @@ class MediaReading(MediaReader):
         if isinstance(wanted.limits, PixelLimits):
             if isinstance(self._family, TilesAndView):
                 return PartFitting(self._family, wanted.limits, self._encode)
-            if self._marked is None:
+            if self._marked is None or wanted.limits.scan is None:
                 return ImageFitting(self._family, wanted.limits)
             return CropFitting(self._family, self._marked, wanted.limits, self._encode)
         assert self._family.videos is not None

@@ -57,7 +57,8 @@ def make(settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dt
 
 
 def _reads_images(settings: WorkerConfig, folder: Path) -> bool:
-    return settings.reads_media and (folder / "preprocessor_config.json").exists()
+    names = ("preprocessor_config.json", "processor_config.json")
+    return settings.reads_media and any((folder / name).exists() for name in names)
 
 
 class Adapters:

@@ -184,6 +184,7 @@ class Compiler:
             query_norm=self._norm(norm),
             key_norm=self._norm(heads.key_norm),
             norms_tokens=spec.norm == "tokens",
+            is_causal=spec.is_causal,
             eps=0.0 if norm is None else norm.eps,
         )
 

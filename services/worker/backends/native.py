@@ -20,11 +20,12 @@ from services.worker.layers.embedding import LMHead
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.weights import Dense, Quantized
-from services.worker.models import CausalLM, DraftLogits
+from services.worker.models import CausalLM, DraftLogits, parts_of
 from services.worker.models.decoder import DecoderLM
 
 # Of AttentionSpec and LatentSpec.
-KNOWN_OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "index_topk"}
+OF_HEADS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "is_causal"}
+KNOWN_OPTIONS = OF_HEADS | {"index_topk"}
 KNOWN_FORMS = {Dense, Quantized}
 
 
@@ -48,7 +49,7 @@ class NativeLM(CausalLM):
             raise NotSupported(f"block_size {block_size} is no multiple of {LANES}")
         check_model(model, KNOWN_OPTIONS, KNOWN_FORMS)
         self._has_head = model.lm_head is not None
-        self._size = model.config.hidden_size
+        self._size, self._more_sizes = model.config.hidden_size, model.more_sizes
         self._joined = partial(model.parallel.join, total=model.config.vocab_size)
         recordings = _Recordings(model, make_recorder)
         compiler = Compiler(model, library)
@@ -64,7 +65,7 @@ class NativeLM(CausalLM):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         if self._parts and input_ids.is_floating_point():
-            return _run(self._parts[1], input_ids.unbind(), positions)
+            return _run(self._parts[1], parts_of(input_ids, self._more_sizes), positions)
         return _run(self.trunk, [input_ids], positions)
 
     def embed(self, input_ids: Tensor) -> Tensor:
@@ -91,13 +92,8 @@ class _Recordings:
         self.logits = record(names, [size], model.logits)
         self.parts: list[Recording] = []  # of the trunk: embeddings, layers
         if num := model.num_embeddings:
-            of_layers = record(
-                names,
-                [size] * num,
-                lambda ops, x, *_: model.model.forward(ops, x),
-                takes_over=True,
-                make=make,
-            )
+            run, sizes = model.from_embeddings, [size, *model.more_sizes] * num
+            of_layers = record(names, sizes, run, takes_over=True, make=make)
             self.parts = [record(names, [1], model.embed), of_layers]
         self.head = _HeadRecordings(names, size, model) if model.mtp_head else None
         self._check_uses(names)

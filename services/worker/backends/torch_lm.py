@@ -39,7 +39,7 @@ from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.weights import Dense, Quantized, Weight
-from services.worker.models import DraftLogits, TorchCausalLM
+from services.worker.models import DraftLogits, TorchCausalLM, parts_of
 from services.worker.models.decoder import DecoderLM, MtpHead
 
 
@@ -52,7 +52,7 @@ class Known:
 
 
 # In steps prepared by the host, and in steps with lengths known only to the device.
-OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}
+OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "is_causal"}
 HOST = Known(OPTIONS | {"index_topk"}, {Dense, Quantized})
 DEVICE = Known(OPTIONS, {Dense, Quantized})
 
@@ -200,11 +200,14 @@ class TorchOps(Ops[Tensor]):
             kv.scales,
         )
         options = AttentionOptions(spec.window, spec.softcap, heads.sinks)
-        attention = self.attention(heads.group)
+        attention = self.attention(heads)
         return attend(query, kv.entries, attention, spec.scale, options, kv.scales).flatten(1)
 
-    def attention(self, group: int) -> AttentionBatch | DeviceAttention:
-        return current_context().groups[group].attention
+    def attention(self, heads: Heads) -> AttentionBatch | DeviceAttention:
+        found = current_context().groups[heads.group].attention
+        if isinstance(found, AttentionBatch) and heads.spec.is_causal:
+            return found.causal
+        return found
 
     def latent(
         self, query: Tensor, latent: Tensor, latents: Latents, chosen: Tensor | None = None
@@ -342,10 +345,10 @@ class TorchLM(TorchCausalLM):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         with one_by_one(self.offloaded is not None):
-            inputs = input_ids.unbind() if input_ids.ndim == 3 else (input_ids,)
+            inputs = parts_of(input_ids, self.model.more_sizes)
             ops = self._trunk_ops(positions, offloaded=self.offloaded, inputs=inputs)
             if input_ids.is_floating_point():
-                return self.model.model.forward(ops, inputs[0])
+                return self.model.from_embeddings(ops, *inputs)
             return self.model.forward(ops, inputs[0])
 
     def embed(self, input_ids: Tensor) -> Tensor:

@@ -3,7 +3,7 @@ and values of an earlier one."""
 
 from torch import nn
 
-from services.worker.gemma4.config import Gemma4Config
+from services.worker.gemma4.config import FULL, Gemma4Config
 from services.worker.gemma4.operators import attend, attend_to_written
 from services.worker.layers.attention import Attention
 from services.worker.layers.heads import AttentionSpec
@@ -28,6 +28,7 @@ class OwnAttention(Attention):
             scale=1.0,
             norm="heads",
             window=config.window(layer),
+            is_causal=config.kinds[layer] == FULL,
         )
         size, eps, bias = config.hidden_size, config.rms_norm_eps, config.attention_bias
         super().__init__(

@@ -38,6 +38,7 @@ class Gemma4ForCausalLM(DecoderLM):
         self.embedding_scale = self._rounded(config.hidden_size**0.5)
         self.logits_softcap = config.final_logit_softcapping
         self._inputs = self._add_inputs() if config.num_inputs else None
+        self.more_sizes = () if self._inputs is None else (self._inputs.table.inputs,)
 
     def make_layer(self, parts: Parts, layer: int) -> Gemma4Layer:
         config, source = self.config, self.config.source_of(layer)
@@ -53,8 +54,18 @@ class Gemma4ForCausalLM(DecoderLM):
     def forward(self, ops: Ops[X], given: X) -> X:
         if self._inputs is None:
             return super().forward(ops, given)
-        x = self.embed(ops, given)
-        inputs = self._join(ops, x, given, self._inputs)
+        x = super().embed(ops, given)
+        return self.from_embeddings(ops, x, self._of_ids(ops, given, self._inputs))
+
+    def embed(self, ops: Ops[X], ids: X) -> X:
+        """With the numbers of ids for all layers, if there are some."""
+        x, inputs = super().embed(ops, ids), self._inputs
+        return x if inputs is None else ops.join(x, self._of_ids(ops, ids, inputs))
+
+    def from_embeddings(self, ops: Ops[X], x: X, *more: X) -> X:
+        if self._inputs is None:
+            return super().from_embeddings(ops, x, *more)
+        inputs = self._join(ops, x, more[0], self._inputs)
         for layer in self.model.layers:
             ops.enter(layer)
             x = layer.forward(ops, x, inputs)
@@ -76,10 +87,13 @@ class Gemma4ForCausalLM(DecoderLM):
         trunk.per_layer_projection_norm = made.norm
         return made
 
-    def _join(self, ops: Ops[X], x: X, ids: X, inputs: LayerInputs) -> X:
+    def _of_ids(self, ops: Ops[X], ids: X, inputs: LayerInputs) -> X:
+        """[T] → [T, layers · num_inputs]"""
+        return ops.scale(ops.embed(ids, inputs.table), inputs.scale)
+
+    def _join(self, ops: Ops[X], x: X, of_ids: X, inputs: LayerInputs) -> X:
         """The numbers of tokens' ids, and of their embeddings x [T, hidden] → [T, layers ·
         num_inputs]"""
-        of_ids = ops.scale(ops.embed(ids, inputs.table), inputs.scale)
         of_states = ops.scale(ops.linear(x, inputs.projection), self.config.hidden_size**-0.5)
         return ops.scale(norm_parts(ops, of_states, inputs.norm, of_ids), 2**-0.5)
 

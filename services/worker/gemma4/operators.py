@@ -63,13 +63,13 @@ def attend_to_written(ops: object, x: Any, heads: Heads) -> Any:
 
 @attend_to_written.register
 def _(ops: TorchOps, x: Tensor, heads: Heads) -> Tensor:
-    spec, norm, context = heads.spec, heads.query_norm, current_context()
+    spec, norm, kv = heads.spec, heads.query_norm, current_context().kv_caches[heads.layer]
     assert norm is not None
-    kv, inputs = context.kv_caches[heads.layer], context.groups[heads.group]
     split = rms_norm(x.unflatten(1, (-1, spec.head_dim)), norm.weight, norm.eps)
     query = rope(split, *ops.rotation(heads.rotary).unsqueeze(2))
     options = AttentionOptions(spec.window)
-    attended = attend_to(query, kv.entries, inputs.attention, spec.scale, options, kv.scales)
+    attention = ops.attention(heads)
+    attended = attend_to(query, kv.entries, attention, spec.scale, options, kv.scales)
     return attended.flatten(1)
 
 

@@ -45,7 +45,8 @@ class AttentionSpec:
     all heads of a token together. ``window``: a token sees this number of the last keys, its own
     included. ``softcap``: a tanh keeps scores below it (arXiv 2408.00118). ``has_sinks``: each
     head has a score that takes its share of the softmax and gives no value (arXiv 2309.17453,
-    as in gpt-oss).
+    as in gpt-oss). ``is_causal``: tokens see no later key, even in an image whose tokens see each
+    other elsewhere.
     """
 
     num_heads: int
@@ -57,6 +58,7 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    is_causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

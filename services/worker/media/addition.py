@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from functools import cache, cached_property, partial
-from math import isqrt
+from math import isqrt, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20
+COPIES = 3  # of inputs that are looked up besides embeddings, in a step with features
 
 
 def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool) -> None:
@@ -68,7 +69,8 @@ def _step_problem(settings: WorkerConfig, family: Family, model: DecoderLM) -> s
     if not family.are_whole:
         return ""
     num_tokens = batched_tokens(settings, _kind_of(model))
-    num = family.fit(1, 1, family.limits).num_tokens
+    square = family.fit(1, 1, family.limits)
+    num = family.limits.max_pixels * square.num_tokens // prod(square.size)
     least = num + min(settings.max_num_seqs, num_tokens) - 1
     if num_tokens >= least:
         return ""
@@ -109,7 +111,8 @@ class Media:
         shape = num_slots, num_tokens, family.num_embeddings, config.hidden_size
         ids = family.image_ids
         common = ids, dtype, self._device, family.are_whole
-        self._tokens = cache(partial(DeviceTokens, *shape, *common))
+        self._tokens = cache(partial(DeviceTokens, *shape, *common, filler=family.filler))
+        self._num_more = sum(model.more_sizes)
         scales = model.embedding_scale != 1.0
         self.operators = Operators(device=partial(MediaOps, self._tokens, scales))
         num_axes = len(family.positions([], 0))
@@ -131,7 +134,8 @@ class Media:
         num_features = self._most_tokens * num
         largest = num_features * sizes.hidden_size * self._dtype.itemsize
         num_inputs = num - 1 + bool(self.family.image_ids)
-        of_step = num_inputs * num_tokens * sizes.hidden_size * torch.float32.itemsize
+        numbers = num_inputs * sizes.hidden_size + COPIES * self._num_more
+        of_step = numbers * num_tokens * torch.float32.itemsize
         return {
             "images: weights of the tower": sizes.weights,
             "images: features, kept and in a step": CACHE_BYTES + largest + of_step,

@@ -12,6 +12,7 @@ from kernels.paged_attention import AttentionBatch, DeviceAttention
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding
+from services.worker.layers.heads import Heads
 from services.worker.machine.streams import upload
 
 
@@ -32,7 +33,8 @@ class DeviceTokens:
     """A step with chunks has at most ``num_tokens``; each has a shift, the difference between its
     row in the table of rotations and its position, and perhaps features. Other steps take the
     deltas of their slots as shifts. In prompts, ``image_ids`` are for experts of images. Tokens of
-    items that ``are_whole`` see the keys before their ``ends``."""
+    items that ``are_whole`` see the keys before their ``ends``. The id ``filler`` is in place of
+    features in tables other than of embeddings."""
 
     def __init__(
         self,
@@ -44,8 +46,10 @@ class DeviceTokens:
         dtype: torch.dtype,
         device: torch.device,
         are_whole: bool,
+        filler: int | None,
     ) -> None:
         self._device = device
+        self._filler = filler
         self._ends = torch.zeros(num_tokens, dtype=torch.int32, device=device)
         self._are_whole = are_whole
         self._image_ids = torch.tensor(image_ids, dtype=torch.int64, device=device)
@@ -125,6 +129,11 @@ class DeviceTokens:
         num = len(embeddings)
         return torch.where(self._is_feature[:num], self._features[0, :num], embeddings)
 
+    def filled(self, ids: Tensor) -> Tensor:
+        """ids [T] of a step with chunks → [T]"""
+        assert self._filler is not None
+        return ids.masked_fill(self._is_feature[: len(ids), 0], self._filler)
+
     def marks(self, ids: Tensor) -> Tensor:
         """ids [T] of a step with chunks → [T] bool: the ones for experts of images."""
         is_found = (ids[:, None] == self._image_ids).any(1)
@@ -157,22 +166,25 @@ class MediaOps(TorchOps):
         self._marks: Tensor | None = None
         self._scales = scales
         self._unscaled: Tensor | None = None  # embeddings
-        self._attention: dict[int, AttentionBatch | DeviceAttention] = {}  # by group
+        self._with_ends: dict[int, DeviceAttention] = {}  # by group
         if isinstance(attention, DeviceAttention):
             found = tokens()
             positions = found.rows(positions, attention)
             self._tokens = None if attention.chunks is None else found
         super().__init__(positions, **options)
 
-    def attention(self, group: int) -> AttentionBatch | DeviceAttention:
-        if group not in self._attention:
-            found = super().attention(group)
-            if self._tokens is not None and isinstance(found, DeviceAttention):
-                found = self._tokens.with_ends(found)
-            self._attention[group] = found
-        return self._attention[group]
+    def attention(self, heads: Heads) -> AttentionBatch | DeviceAttention:
+        found = super().attention(heads)
+        if self._tokens is None or heads.spec.is_causal or not isinstance(found, DeviceAttention):
+            return found
+        if heads.group not in self._with_ends:
+            self._with_ends[heads.group] = self._tokens.with_ends(found)
+        return self._with_ends[heads.group]
 
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
+        """The first call is for embeddings."""
+        if self._tokens is not None and self._marks is not None:
+            return super().embed(self._tokens.filled(ids), embedding)
         embeddings = super().embed(ids, embedding)
         if self._tokens is None:
             return embeddings

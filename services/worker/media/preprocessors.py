@@ -12,7 +12,7 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media import gemma3, internvl, llava, pixtral
 from shared.media.families import family_name
-from shared.media.family import PREPROCESSOR_FILE
+from shared.media.family import PREPROCESSOR_FILE, read_nested
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 
@@ -39,7 +39,11 @@ class Preprocessor(msgspec.Struct):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
-        return decode_json(folder / PREPROCESSOR_FILE, cls)
+        return decode_json(cls.file(folder), cls)
+
+    @classmethod
+    def file(cls, folder: Path) -> Path:
+        return folder / PREPROCESSOR_FILE
 
     @property
     def patch_numbers(self) -> int:
@@ -50,7 +54,7 @@ class Preprocessor(msgspec.Struct):
         """[3, 256] float32: what each byte of a channel becomes, by the operations of transformers'
         PIL backend."""
         scaled = (np.arange(256, dtype=np.float64) * self.rescale_factor).astype(np.float32)
-        given = self.image_mean, self.image_std
+        given = (self.image_mean, self.image_std) if self.do_normalize else ([0.0] * 3, [1.0] * 3)
         mean, std = (np.array(each, np.float32)[:, None] for each in given)
         values: np.ndarray = (scaled - mean) / std
         return values
@@ -62,14 +66,15 @@ class Preprocessor(msgspec.Struct):
 
     def problems(self, vision: Mapping[str, object]) -> list[str]:
         """Why the file is not supported, with a tower of the config ``vision``."""
-        problems = []
-        if not self.do_rescale or not self.do_normalize:
-            problems.append("images without do_rescale or do_normalize")
-        default = type(self)()
+        problems, default = [], type(self)()
+        for name in ("do_rescale", "do_normalize"):
+            if (value := getattr(self, name)) != (wanted := getattr(default, name)):
+                problems.append(f"{name} is {value}; only {wanted} is supported")
+        in_file = dict(zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True))
         for name, in_vision in self.sizes.items():
             value, wanted = getattr(self, name), vision.get(in_vision, getattr(default, name))
             if value != wanted:
-                problems.append(f"{name} is {value}; the tower takes {wanted}")
+                problems.append(f"{in_file[name]} is {value}; the tower takes {wanted}")
         return problems
 
 
@@ -217,9 +222,41 @@ class Gemma3(Frames):
         return msgspec.structs.replace(found, patch_size=patch, merge_size=config.merge)
 
 
+class Gemma4(Preprocessor):
+    """Patches row by row, with the channels of a pixel side by side, and their columns and rows.
+    The tower itself shifts values."""
+
+    names = ("vision_tower.", "embed_vision.")
+    sizes: ClassVar[dict[str, str]] = {
+        "patch_size": "patch_size",
+        "merge_size": "pooling_kernel_size",
+    }
+    num_masks = 1
+    do_normalize: bool = False
+    patch_size: int = 16
+    merge_size: int = msgspec.field(default=3, name="pooling_kernel_size")
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        return read_nested(folder, cls)[1]
+
+    @classmethod
+    def file(cls, folder: Path) -> Path:
+        return read_nested(folder, cls)[0]
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        patch = self.patch_size
+        rows, columns = (side // patch for side in pixels.shape[1:3])
+        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
+        patches = split.transpose(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+        places = np.indices((rows, columns)).reshape(2, -1)[::-1].T[None]
+        return {"pixel_values": patches, "image_position_ids": np.ascontiguousarray(places)}
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
     "Gemma3ForConditionalGeneration": Gemma3,
+    "Gemma4ForConditionalGeneration": Gemma4,
     "Glm46VForConditionalGeneration": Qwen2_5_VL,
     "Glm4vForConditionalGeneration": Qwen2_5_VL,
     "Glm4vMoeForConditionalGeneration": Qwen2_5_VL,
@@ -246,8 +283,8 @@ class _Config(msgspec.Struct):
 
 def read_preprocessor(folder: Path) -> Preprocessor:
     """Raises ConfigError."""
-    path = folder / PREPROCESSOR_FILE
-    found = PREPROCESSORS[family_name(folder)].read(folder)
+    kind = PREPROCESSORS[family_name(folder)]
+    path, found = kind.file(folder), kind.read(folder)
     vision = decode_json(find_file(folder, CONFIG_FILE), _Config).vision_config
     for problem in found.problems(vision):
         raise ConfigError(f"model: {path}: {problem}")

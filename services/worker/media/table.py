@@ -188,14 +188,24 @@ class MediaTable(PlanPart):
     def _embeddings(self, batch: Batch, pieces: list[Piece], marks: np.ndarray) -> Tensor | None:
         if not pieces and not marks.any():
             return None
-        own, num = self._embed(batch.input_ids), self._family.num_embeddings
-        num_marks = bool(self._family.image_ids)
+        num, num_marks = self._family.num_embeddings, bool(self._family.image_ids)
+        own = self._embed(self._filled(batch.input_ids, pieces))
         inputs = torch.cat((own[None], own.new_zeros(num - 1 + num_marks, *own.shape)))
         for places, part in pieces:
-            inputs[:num, torch.from_numpy(places)] = by_embedding(part, num).to(inputs.dtype)
+            found = by_embedding(part, num).to(inputs.dtype)
+            inputs[:num, torch.from_numpy(places), : found.shape[2]] = found
         if num_marks:
             inputs[num] = torch.from_numpy(marks)[:, None]
         return inputs
+
+    def _filled(self, ids: Tensor, pieces: list[Piece]) -> Tensor:
+        """[T] → [T], with the family's filler in place of features"""
+        if self._family.filler is None:
+            return ids
+        filled = ids.clone()
+        for places, _ in pieces:
+            filled[torch.from_numpy(places)] = self._family.filler
+        return filled
 
 
 def _note_ends(

@@ -29,6 +29,8 @@ HOST = torch.device("cpu")
 # and their norm, then queries, keys and values before and after rotation, or gates and ups.
 STATES, ATTENTION, GATES = 2, 8, 3
 
+GEMMA4 = "gemma4"  # its texts have tables without layers too, and it has a tower of sounds
+
 # ERNIE-4.5-VL's config is published in a form that transformers does not know.
 ERNIE = "ernie4_5_moe_vl"
 OF_TEXTS = ("hidden_size", "vocab_size", "rms_norm_eps", "pad_token_id")
@@ -129,6 +131,8 @@ def _config(folder: Path) -> Any:
     config = _published(folder)
     text = config.get_text_config()
     text.num_hidden_layers, text.layer_types, text.mlp_layer_types = 0, [], []
+    if config.model_type == GEMMA4:
+        text.hidden_size_per_layer_input, config.audio_config = 0, None
     if hasattr(config, "quantization_config"):  # of texts
         del config.quantization_config
     return config

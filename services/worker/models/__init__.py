@@ -10,6 +10,14 @@ from kernels.cpu.decode import NativeDecoder
 from services.worker.layers.offloaded import Offloaded
 
 
+def parts_of(given: Tensor, more_sizes: tuple[int, ...]) -> list[Tensor]:
+    """The inputs of a pass: ids [T], states [T, hidden], or rows [n, T, size] in parts."""
+    if given.ndim < 3:
+        return [given]
+    sizes = [given.shape[2] - sum(more_sizes), *more_sizes]
+    return [part.contiguous() for rows in given for part in rows.split(sizes, 1)]
+
+
 class DraftLogits(NamedTuple):
     """The logits of N drafts. The head may have ``computed`` only the logits of some tokens
     [N, W] float32; ``of_all`` [N, vocab_size] spreads them over the vocabulary, −inf for others."""
@@ -53,7 +61,7 @@ class CausalLM(nn.Module, ABC):
         up."""
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """[T] → embeddings [T, hidden], if the model has ``num_embeddings``."""
+        """[T] → embeddings [T, hidden], perhaps with more, if the model has ``num_embeddings``."""
         raise NotImplementedError
 
     def decoder(self, eos_ids: np.ndarray) -> NativeDecoder | None:

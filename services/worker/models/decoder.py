@@ -140,6 +140,7 @@ class DecoderLM(nn.Module, ABC):
     offloaded: Offloaded | None = None
     has_head_elsewhere = False
     num_embeddings = 0
+    more_sizes: tuple[int, ...] = ()  # of parts of ``embed``'s rows behind the embedding
     groups: tuple[Group, ...] = EVERY_LAYER
     _specs_of_all: Mapping[int, KVSpec] = {}  # on a stage
 
@@ -319,6 +320,10 @@ class DecoderLM(nn.Module, ABC):
         """ids [T], or the states [T, hidden] of the stage before → hidden states [T, hidden], for
         the next stage or the last norm."""
         x = self.embed(ops, given) if self.parallel.stage.is_first else given
+        return self.model.forward(ops, x)
+
+    def from_embeddings(self, ops: Ops[X], x: X, *more: X) -> X:
+        """``forward`` from the parts of ``embed``'s rows, or from the states of a stage."""
         return self.model.forward(ops, x)
 
     def embed(self, ops: Ops[X], ids: X) -> X:

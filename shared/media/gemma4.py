@@ -1,0 +1,131 @@
+"""Images of Gemma 4: each is scaled to as many tokens as fit a number of them. Pure."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from shared.errors import ConfigError
+from shared.media.family import (
+    BICUBIC,
+    SOFT_TOKENS,
+    Fit,
+    PixelLimits,
+    Size,
+    Videos,
+    check_ratio,
+    read_nested,
+    squares_of,
+)
+from shared.media.llava import added_texts
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.wire.messages import Item, MediumKind
+
+
+class _Preprocessor(msgspec.Struct):
+    """What it leaves out is the processor's."""
+
+    patch_size: int = 16
+    pooling_kernel_size: int = 3
+    max_soft_tokens: int = 280
+    do_resize: bool = True
+    resample: int = BICUBIC
+
+    def problem(self) -> str:
+        if not self.do_resize or self.resample != BICUBIC:
+            return f"images without do_resize or resample {BICUBIC}"
+        if self.max_soft_tokens not in SOFT_TOKENS:
+            return f"max_soft_tokens is {self.max_soft_tokens}; it may be one of {SOFT_TOKENS}"
+        if min(self.patch_size, self.pooling_kernel_size) < 1:
+            return (
+                f"patch_size is {self.patch_size} and pooling_kernel_size"
+                f" {self.pooling_kernel_size}; they may be 1 or more"
+            )
+        return ""
+
+
+class _Text(msgspec.Struct):
+    use_bidirectional_attention: str | None = None
+    pad_token_id: int | None = 0
+
+
+class _Config(msgspec.Struct):
+    """config.json"""
+
+    text_config: _Text = msgspec.field(default_factory=_Text)
+    boi_token_id: int = 255_999
+    eoi_token_id: int = 258_882
+    image_token_id: int = 258_880
+
+
+class FilledRows:
+    """A token for each square of ``side`` × ``side`` pixels. Other inputs than embeddings are at
+    an image those of the id ``filler``. ``texts`` are of the start, a token, and the end."""
+
+    kinds: tuple[MediumKind, ...] = ("image",)
+    videos: Videos | None = None
+    options: tuple[str, ...] = ("max_soft_tokens",)
+    num_embeddings = 1
+    image_ids: tuple[int, ...] = ()
+    before_crops = behind_first = between = ""  # an image has no parts
+
+    def __init__(
+        self,
+        placeholder: int,
+        filler: int,
+        side: int,
+        most: int,
+        texts: Sequence[str],
+        *,
+        are_whole: bool,
+    ) -> None:
+        self.placeholder = placeholder
+        self.filler: int | None = filler
+        self.are_whole = are_whole
+        self.limits = PixelLimits(1, most * side * side, soft_tokens=most)
+        self._side = side
+        self.marker, self.written = texts[1], "".join(texts)
+
+    def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
+        check_ratio(width, height)
+        side = self._side
+        most = min(limits.soft_tokens or SOFT_TOKENS[0], limits.max_pixels // side**2)
+        num = max((each for each in SOFT_TOKENS if each <= most), default=SOFT_TOKENS[0])
+        # In the order of transformers' operations, whose rounding it shares.
+        scale = math.sqrt(num * side**2 / (height * width))
+        rows, columns = (math.floor(scale * each / side) for each in (height, width))
+        if rows == 0:
+            rows, columns = 1, min(width // height, num)
+        elif columns == 0:
+            rows, columns = min(height // width, num), 1
+        return Fit((1, rows * side, columns * side), rows * columns)
+
+    def num_tokens(self, size: Size) -> int:
+        rows, columns = squares_of(size, self._side)
+        return rows * columns
+
+    def ids(self, size: Size) -> np.ndarray:
+        return np.full(self.num_tokens(size), self.placeholder, np.int32)
+
+    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
+        return np.arange(num_ids)[None]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError."""
+        config = decode_json(find_file(folder, CONFIG_FILE), _Config)
+        path, given = read_nested(folder, _Preprocessor)
+        if problem := given.problem():
+            raise ConfigError(f"model: {path}: {problem}")
+        token, text = config.image_token_id, config.text_config
+        return cls(
+            token,
+            text.pad_token_id or 0,
+            given.patch_size * given.pooling_kernel_size,
+            given.max_soft_tokens,
+            added_texts(folder, config.boi_token_id, token, config.eoi_token_id),
+            are_whole=text.use_bidirectional_attention == "vision",
+        )

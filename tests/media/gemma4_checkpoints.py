@@ -1,0 +1,121 @@
+"""Tiny random checkpoints of Gemma 4 with images, and transformers' texts for them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+
+from tests.media.checkpoints import make_tokenizer, save, text_config
+from tests.media.gemma3_checkpoints import strengthen
+from tests.media.references import Clip, Reference, load_reference
+
+START, END, TOKEN = MEDIA = "<|image>", "<image|>", "<|image|>"
+NAMES = ("boi_token_id", "eoi_token_id", "image_token_id")
+PATCH, POOL, NUM_TOKENS = 4, 3, 70
+SIDE = PATCH * POOL
+WINDOW = 20  # shorter than an image
+SLIDING, FULL = "sliding_attention", "full_attention"
+WHOLE: dict[str, Any] = {
+    "use_bidirectional_attention": "vision",
+    "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+}
+SMALL: dict[str, Any] = {
+    "hidden_size_per_layer_input": 16,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+}
+SOUNDS = {
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [8, 4],
+    "output_proj_dims": 32,
+}
+
+
+def save_gemma4(folder: Path, seed: int = 0, **changes: Any) -> None:
+    """Images of 70 tokens at most, with ``changes`` of their texts: by default as of the larger
+    models, whose tokens see each other in images. With inputs of layers it has a tower of sounds
+    too."""
+    tokenizer: Any = make_tokenizer(MEDIA, TOKEN)
+    text = text_config(tokenizer) | {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "layer_types": [SLIDING, FULL] * 2,
+        "global_head_dim": 32,
+        "sliding_window": WINDOW,
+        "vocab_size_per_layer_input": len(tokenizer),
+    }
+    text |= changes or WHOLE
+    ids: Any = dict(zip(NAMES, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
+    is_small = bool(text["hidden_size_per_layer_input"])
+    config = transformers.Gemma4Config(
+        text_config=text,
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": PATCH,
+            "pooling_kernel_size": POOL,
+            "position_embedding_size": NUM_TOKENS * POOL,
+            "use_clipped_linears": is_small,
+            "standardize": not is_small,
+        },
+        audio_config=SOUNDS if is_small else None,
+        **ids,
+    )
+    file: Any = {"patch_size": PATCH, "pooling_kernel_size": POOL, "max_soft_tokens": NUM_TOKENS}
+    kind = transformers.Gemma4ForConditionalGeneration
+    save(folder, kind, config, tokenizer, Gemma4ImageProcessorPil(**file), seed)
+    strengthen(folder / "model.safetensors")
+
+
+def nest(folder: Path) -> None:
+    """As published: images are described in the processor's file."""
+    file = folder / "preprocessor_config.json"
+    nested = {"image_processor": json.loads(file.read_text())}
+    (folder / "processor_config.json").write_text(json.dumps(nested))
+    file.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class FilledReference(Reference):
+    @property
+    def side(self) -> int:
+        return SIDE
+
+    def inputs(
+        self, prompt: str, pictures: list, clips: Sequence[Clip] = (), **options: Any
+    ) -> dict[str, torch.Tensor]:
+        """By Gemma4Processor's replacement of a token."""
+        given = self.images(images=pictures, return_tensors="pt", **options) if pictures else {}
+        first, *pieces = prompt.split(TOKEN)
+        assert len(pieces) == len(pictures)
+        texts: Any = SimpleNamespace(boi_token=START, image_token=TOKEN, eoi_token=END)
+        for number, piece in enumerate(pieces):
+            first += Gemma4Processor.replace_image_token(texts, given, number) + piece
+        ids = self.tokenizer(first, return_tensors="pt")["input_ids"]
+        found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        if pictures:
+            names = "pixel_values", "image_position_ids"
+            found |= {name: torch.as_tensor(given[name]) for name in names}
+            found["mm_token_type_ids"] = (ids == self.model.config.image_token_id).int()
+        return found
+
+
+@cache
+def gemma4_reference(folder: Path) -> FilledReference:
+    return FilledReference(*load_reference(folder))
