@@ -19,8 +19,10 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         builder = self._builder()
         folder = Path(self.root) / FOLDER
+        # Others than those of this CPU are for packages that travel.
+        names = builder.for_this_cpu() if version == "editable" else builder.VARIANTS
         try:
-            libraries = builder.build(folder, self._warn)
+            libraries = builder.build(folder, self._warn, names)
         except builder.BuildError as error:
             self._warn(f"{error}; CPUs will compute with torch alone")
             return

@@ -1,6 +1,7 @@
 """Native code and quantized weights on a CPU: engine steps with torch's operators, with native
 code, and with ``quantization: wint8`` and ``wint4``, also with quantized activations
-(``activation-dtype: int8``) or a quantized head (``lm-head-quantization``).
+(``activation-dtype: int8``; of ``wint8`` on CPUs with AVX512-VNNI alone) or a quantized head
+(``lm-head-quantization``).
 
 Two models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded tokens. Each
 run is a process of ``shoal bench engine``; rounds of all configurations alternate. The memory's
@@ -55,17 +56,18 @@ def figures(flags: list[str]) -> dict[str, float]:
         return found
 
 
-def measure(models: list[str], streams: list[int], threads: list[int], num_rounds: int) -> Any:
+def measure(args: argparse.Namespace) -> Any:
     found = {}
-    for model in models:
-        for num_streams in streams:
-            for num_threads in threads:
-                runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-                for _ in range(num_rounds):
+    ratios = [pair for pair in RATIOS if {*pair} <= {*args.kinds}]
+    for model in args.models:
+        for num_streams in args.streams:
+            for num_threads in args.threads:
+                runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in args.kinds}
+                for _ in range(args.rounds):
                     for kind, each in runs.items():
                         each.append(run(model, num_streams, num_threads, kind))
                 found[f"{model} × {num_streams}, {num_threads} threads"] = {
-                    name: compared(runs, name, RATIOS) for name in FIGURES
+                    name: compared(runs, name, ratios) for name in FIGURES
                 }
     return found
 
@@ -92,7 +94,7 @@ if __name__ == "__main__":
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=[*KINDS])
     args = parser.parse_args()
     bandwidth = {"GB/s": round(read_bytes_per_s() / 1e9, 1), "how": METHOD}
-    steps = measure(args.models, args.streams, args.threads, args.rounds)
-    write("engine", {"read bandwidth": bandwidth, "tokens/s": steps})
+    write("engine", {"read bandwidth": bandwidth, "tokens/s": measure(args)})

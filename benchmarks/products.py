@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.report import spread, write
 from kernels.cpu.library import load_library, variants
-from kernels.cpu.operators import Kind, Operator
+from kernels.cpu.operators import Form, Kind, Operator
 from kernels.cpu.packing import NativeLibrary, can_round
 from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.weights.online import ONLINE, Quantization
@@ -23,7 +23,7 @@ from services.worker.weights.online import ONLINE, Quantization
 DTYPE = torch.bfloat16
 PAUSE_S = 0.3  # torch's threads spin while they wait for work
 FORMS: tuple[Quantization, ...] = ("none", *ONLINE)
-ROUNDED: tuple[Quantization, ...] = ("wint8", "wint4")
+ROUNDED: dict[Quantization, Form] = {"wint8": Form.INT8, "wint4": Form.GROUPED_INT4}
 Run = Callable[[torch.Tensor], Any]
 
 
@@ -68,10 +68,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for form in FORMS:
             name = variant if form == "none" else f"{variant}, {form}"
             runs[name] = native(variant, weights, args.threads, form)
-        for form in ROUNDED if can_round(load_library(variant)) else ():
-            runs[f"{variant}, {form}, rounded"] = native(
-                variant, weights, args.threads, form, rounds=True
-            )
+        for form in ROUNDED:
+            if can_round(load_library(variant), ROUNDED[form]):
+                runs[f"{variant}, {form}, rounded"] = native(
+                    variant, weights, args.threads, form, rounds=True
+                )
     num_operations = 2 * args.num_matrices * args.outputs * args.inputs
     found = {}
     for num_rows in args.rows:

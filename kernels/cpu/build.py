@@ -2,8 +2,9 @@
 
 python kernels/cpu/build.py [FOLDER]
 
-``pip install`` runs it. FOLDER receives the libraries, by default the folder of the sources. The
-compiler is $CXX, else the system's, else that of the package ``ziglang``.
+``pip install`` runs it; an editable installation gets the libraries of this CPU alone. FOLDER
+receives the libraries, by default the folder of the sources. The compiler is $CXX, else the
+system's, else that of the package ``ziglang``.
 """
 
 import hashlib
@@ -12,29 +13,38 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
+CPUINFO = Path("/proc/cpuinfo")
 
 
 class Variant(NamedTuple):
-    """The CPUs a library is for: a level of x86-64, and further features."""
+    """The CPUs a library is for: a level of x86-64, and further features. ``flags``: all of them,
+    as /proc/cpuinfo names them."""
 
     level: str
+    flags: set[str]
     features: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
 
 
+# The flags of levels are those of the ABI.
+_V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_NARROW = _V4 | {"avx512_bf16", "avx512_vnni"}
+_AMX = _NARROW | {"amx_tile", "amx_bf16"}
 NARROW = ("avx512bf16", "avx512vnni")  # no CPU has avx512bf16 alone
+# Best first.
 VARIANTS = {
-    "amx": Variant("v4", (*NARROW, "amx-tile", "amx-bf16"), ("SHOAL_TILES",)),
-    "avx512bf16": Variant("v4", NARROW),
-    "avx512": Variant("v4"),
-    "avx2": Variant("v3"),
+    "amx": Variant("v4", _AMX, (*NARROW, "amx-tile", "amx-bf16"), ("SHOAL_TILES",)),
+    "avx512bf16": Variant("v4", _NARROW, NARROW),
+    "avx512": Variant("v4", _V4),
+    "avx2": Variant("v3", _V3),
 }
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 FLAGS = [
@@ -51,6 +61,16 @@ class BuildError(Exception):
 def is_for_us() -> bool:
     """True on Linux and x86-64, the platform of the native code."""
     return (platform.system(), platform.machine()) == ("Linux", "x86_64")
+
+
+def for_this_cpu() -> list[str]:
+    """The names of the variants this CPU has the features for, best first."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return []
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set[str]())
+    return [name for name, variant in VARIANTS.items() if variant.flags <= flags]
 
 
 def find_compiler() -> list[str] | None:
@@ -70,10 +90,12 @@ def library_name(variant: str) -> str:
     return f"shoal_{variant}_{hashlib.sha256(sources).hexdigest()[:12]}.so"
 
 
-def build(folder: Path, warn: Callable[[str], None]) -> list[Path]:
-    """Compiles the libraries into ``folder`` and returns their paths. A compiler may be too old for
-    the newest variants; ``warn`` receives a message for each. Raises BuildError if no library was
-    built."""
+def build(
+    folder: Path, warn: Callable[[str], None], names: Iterable[str] = tuple(VARIANTS)
+) -> list[Path]:
+    """Compiles the variants ``names`` into ``folder`` and returns their paths. A compiler may be
+    too old for the newest; ``warn`` receives a message for each. Raises BuildError if no library
+    was built."""
     if not is_for_us():
         raise BuildError(f"no native code for {platform.system()} on {platform.machine()}")
     compiler = find_compiler()
@@ -81,7 +103,7 @@ def build(folder: Path, warn: Callable[[str], None]) -> list[Path]:
         raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
     libraries = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        compiled = {name: threads.submit(_compile, compiler, folder, name) for name in VARIANTS}
+        compiled = {name: threads.submit(_compile, compiler, folder, name) for name in names}
     for name, library in compiled.items():
         try:
             libraries.append(library.result())

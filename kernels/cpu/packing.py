@@ -23,18 +23,16 @@ FORMS = {
 class NativeLibrary:
     """The functions of a library for weights of one type, ``DTYPES``.
 
-    With ``rounds``, activations are quantized to 8 bits before a GEMM with integer weights. Raises
-    ValueError if the library does not support it (``can_round``).
+    With ``rounds``, activations are quantized to 8 bits before a GEMM with integer weights, if
+    the library ``can_round`` for their form.
     """
 
     def __init__(
         self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, rounds: bool = False
     ) -> None:
-        if rounds and not can_round(library):
-            raise ValueError("this library does not round activations")
         name = str(dtype).removeprefix("torch.")
         self.dtype = dtype
-        self._rounds = rounds
+        self._rounds = [form for form in Form if rounds and can_round(library, form)]
         self._arena = Arena()
         self._pack = {
             torch.float32: library["shoal_pack_float32"],
@@ -73,9 +71,11 @@ class NativeLibrary:
         tiles = self._tiles(codes.codes, order, k)
         bias = _in_order(bias, order)
         num_groups = codes.scales.shape[1]
-        if packed_form(codes) == Form.INT8:
+        form = packed_form(codes)
+        rounds = form in self._rounds and is_whole(codes)
+        if form == Form.INT8:
             scales = _in_order(codes.scales[:, 0], order)
-            return PackedMatrix(tiles, bias, n, k, Form.INT8, scales, rounds=self._rounds)
+            return PackedMatrix(tiles, bias, n, k, form, scales, rounds=rounds)
         group = next(size for size in GROUPS if num_groups == 1 or codes.group % size == 0)
         parts = [each for each in (codes.scales, codes.zeros) if each is not None]
         dtype = (
@@ -84,8 +84,6 @@ class NativeLibrary:
         tiled = [_in_tiles(each, order, codes.group, group, k).to(dtype) for each in parts]
         scales = self._kept(torch.cat(tiled))
         table = None if codes.table is None else self._kept(_wide_and_narrow(codes.table))
-        form = packed_form(codes)
-        rounds = self._rounds and is_whole(codes)
         return PackedMatrix(tiles, bias, n, k, form, scales, group, len(parts) == 2, table, rounds)
 
     def _tiles(self, numbers: Tensor, order: np.ndarray, k: int) -> Tensor:
@@ -109,8 +107,8 @@ def packed_form(codes: Codes) -> Form:
     return FORMS[codes.codes.dtype]
 
 
-def can_round(library: ctypes.CDLL) -> bool:
-    return bool(library["shoal_can_round"]())
+def can_round(library: ctypes.CDLL, form: Form) -> bool:
+    return bool(library["shoal_can_round"](int(form)))
 
 
 def is_whole(codes: Codes) -> bool:

@@ -559,7 +559,14 @@ EXPORT void shoal_pack_int4(const uint8_t* codes, const int64_t* order, int n, i
   pack_nibbles(codes, order, n, k, tiles);
 }
 
-EXPORT int shoal_can_round() { return CAN_ROUND<int8_t>; }
+// True if this build quantizes rows for weights of the form.
+EXPORT int shoal_can_round(int form) {
+  Matrix matrix = {};
+  matrix.form = form, matrix.group = 1;
+  bool can = false;
+  with_packed<float>(matrix, [&](auto w) { can = CAN_ROUND<typename decltype(w)::Numbers>; });
+  return can;
+}
 
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }
 

@@ -129,9 +129,8 @@ class WorkerConfig(Settings):
     )
     activation_dtype: Literal["auto", "int8"] = Field(
         "auto",
-        description="on a CPU with AVX512-VNNI: inputs of GEMMs with quantized weights; auto:"
-        " the model's dtype; int8: faster for many tokens at once, slightly less"
-        " exact",
+        description="on a CPU: inputs of GEMMs with weights in 4 bits, or in 8 with AVX512-VNNI;"
+        " auto: the model's dtype; int8: faster, slightly less exact",
     )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",

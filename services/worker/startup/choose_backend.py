@@ -11,7 +11,7 @@ import torch
 
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.operators import DTYPES
-from kernels.cpu.packing import NativeLibrary, can_round, is_whole
+from kernels.cpu.packing import NativeLibrary, can_round, is_whole, packed_form
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.compiler import OnShare
 from services.worker.backends.native import NativeLM
@@ -99,6 +99,16 @@ def _load(settings: WorkerConfig) -> tuple[str, ctypes.CDLL]:
         raise NotSupported(f"it does not load: {error}") from None
 
 
+def _check_rounding(model: DecoderLM, library: ctypes.CDLL) -> None:
+    """Raises NotSupported if activations would be rounded for no weights."""
+    codes = [each.as_codes for each in model.modules() if isinstance(each, Quantized)]
+    forms = {packed_form(each) for each in codes if is_whole(each)}
+    if not forms:
+        raise NotSupported("no weights of it are whole numbers, as those of wint8 and wint4 are")
+    if not any(can_round(library, form) for form in forms):
+        raise NotSupported("this CPU lacks AVX512-VNNI, which weights in 8 bits need")
+
+
 def _native(
     model: DecoderLM | CausalLM,
     settings: WorkerConfig,
@@ -114,11 +124,8 @@ def _native(
     if dtype not in DTYPES:
         raise NotSupported(f"it has no {dtype}")
     rounds = settings.activation_dtype == "int8"
-    if rounds and not can_round(library):
-        raise NotSupported("this CPU lacks AVX512-VNNI")
-    forms = (module for module in model.modules() if isinstance(module, Quantized))
-    if rounds and not any(is_whole(form.as_codes) for form in forms):
-        raise NotSupported("no weights of it are whole numbers, as those of wint8 and wint4 are")
+    if rounds:
+        _check_rounding(model, library)
     native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
     if (ranks := ranks_of(settings)) is not None:
         model.parallel = ranks.meet_natively(model.parallel, settings, library)

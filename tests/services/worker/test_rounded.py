@@ -14,7 +14,7 @@ from benchmarks.harness.engines import make_engine
 from kernels.codes import Codes
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import LANES, Kind, Operator
-from kernels.cpu.packing import NativeLibrary, can_round, gate_up_order
+from kernels.cpu.packing import NativeLibrary, can_round, gate_up_order, packed_form
 from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.weights.codes import INT4, pack_pairs
@@ -38,10 +38,6 @@ from tests.services.worker.test_native import (
 )
 from tests.services.worker.test_native import random_prompts as native_prompts
 
-ROUNDING = [name for name in variants() if can_round(load_library(name))]
-OTHERS = [name for name in variants() if name not in ROUNDING]
-needs_rounding = pytest.mark.skipif(not ROUNDING, reason="this CPU lacks AVX512-VNNI")
-
 
 def with_zeros(n: int, k: int, group: int) -> Codes:
     """Four bits, with an integer zero for each group, as in GPTQ and AWQ."""
@@ -61,6 +57,19 @@ FORMS = {
     "zeros in groups of 64": lambda n, k: with_zeros(n, k, 64),
     "zeros in groups of 16": lambda n, k: with_zeros(n, k, 16),
 }  # fmt: skip
+
+
+def rounding(form: str) -> list[str]:
+    """The variants that round for ``form``."""
+    packed = packed_form(FORMS[form](16, 256))
+    return [name for name in variants() if can_round(load_library(name), packed)]
+
+
+def some_builds_round(form: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not rounding(form), reason="this CPU lacks AVX512-VNNI")
+
+
+ROUNDED = [pytest.param(form, marks=some_builds_round(form)) for form in FORMS]
 
 
 def rounded(x: Tensor, group: int) -> Tensor:
@@ -100,67 +109,65 @@ def rounding_group(codes: Codes) -> int:
     return min(128, codes.group)
 
 
-@needs_rounding
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ROUNDED)
 def test_products_are_those_of_rounded_rows(form: str, dtype: torch.dtype) -> None:
     for n, k, num in ((96, 64, 1), (37, 272, 7), (80, 1040, 33), (16, 16, 70), (130, 384, 4)):
         codes, x = FORMS[form](n, k), torch.randn(num, k).to(dtype).float()
         truth = codes.values(torch.float64)
         expected = rounded(x, rounding_group(codes)).double() @ truth.T
         scale = (x.double().abs() @ truth.abs().T).max()
-        for variant in ROUNDING:
+        for variant in rounding(form):
             found = multiply(variant, codes, x, dtype, Kind.LINEAR)
             assert (found - expected).abs().max() < 1e-6 * scale
             exact = x.double() @ truth.T
             assert (found - exact).abs().max() > 1e-5 * scale
 
 
-@needs_rounding
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ROUNDED)
 def test_gates_are_those_of_rounded_rows(form: str) -> None:
     codes, x = FORMS[form](64, 96), torch.randn(9, 96)
     truth = codes.values(torch.float64)
     gate, up = (rounded(x, rounding_group(codes)).double() @ truth.T).chunk(2, -1)
     scale = (x.double().abs() @ truth.abs().T).max()  # scale of float32's rounding in sums
     allowed = 1e-6 * scale * (gate.abs() + up.abs() + 1)
-    for variant in ROUNDING:
+    for variant in rounding(form):
         found = multiply(variant, codes, x, torch.float32, Kind.GATED)
         assert ((found - functional.silu(gate) * up).abs() <= allowed).all()
 
 
-@needs_rounding
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ROUNDED)
 def test_a_row_is_the_same_alone(form: str) -> None:
     codes, x = FORMS[form](100, 1040), torch.randn(75, 1040)
-    for variant in ROUNDING:
+    for variant in rounding(form):
         together = multiply(variant, codes, x, torch.bfloat16, Kind.LINEAR)
         for row in (0, 1, 6, 64, 74):
             alone = multiply(variant, codes, x[row : row + 1], torch.bfloat16, Kind.LINEAR)
             assert torch.equal(alone[0], together[row])
 
 
-@needs_rounding
+@pytest.mark.parametrize("form", ROUNDED)
+def test_builds_have_the_same_bits(form: str) -> None:
+    codes, x = FORMS[form](100, 1040), torch.randn(9, 1040)
+    first, *others = (
+        multiply(variant, codes, x, torch.bfloat16, Kind.LINEAR) for variant in rounding(form)
+    )
+    assert all(torch.equal(first, other) for other in others)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_spoils_its_row_alone(bad: float) -> None:
     codes, x = FORMS["wint4"](3 * LANES, 96), torch.randn(4, 96)
-    expected = multiply(ROUNDING[0], codes, x, torch.float32, Kind.LINEAR)
+    expected = multiply(variants()[0], codes, x, torch.float32, Kind.LINEAR)
     x[2, 40] = bad
-    found = multiply(ROUNDING[0], codes, x, torch.float32, Kind.LINEAR)
+    found = multiply(variants()[0], codes, x, torch.float32, Kind.LINEAR)
     assert found[2].isnan().all()
     others = [0, 1, 3]
     assert torch.equal(found[others], expected[others])
 
 
-def test_a_library_that_cannot_round_says_so() -> None:
-    for variant in OTHERS:
-        with pytest.raises(ValueError, match="does not round"):
-            NativeLibrary(load_library(variant), torch.float32, 1, rounds=True)
-
-
-@needs_rounding
 def test_codes_that_are_no_whole_numbers_are_multiplied_with_numbers() -> None:
-    library = NativeLibrary(load_library(ROUNDING[0]), torch.float32, 1, rounds=True)
+    library = NativeLibrary(load_library(variants()[0]), torch.float32, 1, rounds=True)
     assert not library.pack_codes(quantize_nf4(torch.randn(16, 64)).as_codes).rounds
 
 
@@ -171,8 +178,7 @@ def texts(prompts: Sequence[list[int]], **settings: Any) -> list[list[int]]:
     return found
 
 
-@needs_rounding
-@pytest.mark.parametrize("form", ["wint8", "wint4"])
+@pytest.mark.parametrize("form", ROUNDED[:2])
 def test_texts_are_the_same_with_drafts_in_chunks_and_alone(form: str) -> None:
     prompts = [list(range(7 + i, 60 + 5 * i)) for i in range(12)]
     settings: dict[str, Any] = {"quantization": form, "dtype": "bfloat16"}
@@ -184,11 +190,12 @@ def test_texts_are_the_same_with_drafts_in_chunks_and_alone(form: str) -> None:
     assert texts(prompts, **settings, **none) != expected
 
 
-@needs_rounding
-@pytest.mark.parametrize("quantization", ["wint8", "wint4"])
-@pytest.mark.parametrize("variant", ROUNDING)
+@pytest.mark.parametrize("quantization", ROUNDED[:2])
+@pytest.mark.parametrize("variant", variants())
 def test_experts_multiply_rounded_rows_too(variant: str, quantization: Quantization) -> None:
     """A token alone and among others: little precision is lost, and the bits are equal."""
+    if variant not in rounding(quantization):
+        pytest.skip("this build lacks AVX512-VNNI")
     config, dtype = make_config(EXPERTS), torch.bfloat16
 
     def logits(chunk_size: int, **options: bool) -> list[Tensor]:
@@ -212,12 +219,15 @@ def test_experts_multiply_rounded_rows_too(variant: str, quantization: Quantizat
     [
         ({}, "no weights of it are whole numbers"),
         ({"quantization": "nf4"}, "no weights of it are whole numbers"),
+        pytest.param(
+            {"quantization": "wint8"},
+            "this CPU lacks AVX512-VNNI",
+            marks=pytest.mark.skipif(bool(rounding("wint8")), reason="this CPU has AVX512-VNNI"),
+        ),
         ({"quantization": "wint8", "native_kernels": False}, "native-kernels is off"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(settings: dict[str, Any], problem: str) -> None:
-    if not ROUNDING and settings.get("native_kernels", True):
-        problem = "this CPU lacks AVX512-VNNI"
     with pytest.raises(ConfigError, match=f"activation-dtype: int8 .*{problem}"):
         make_engine(EMBEDDED_MODEL, "native", activation_dtype="int8", **settings)
 
