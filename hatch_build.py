@@ -20,7 +20,7 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
         builder = self._builder()
         folder = Path(self.root) / FOLDER
         # Others than those of this CPU are for packages that travel.
-        names = builder.for_this_cpu() if version == "editable" else builder.VARIANTS
+        names = builder.for_this_cpu() if version == "editable" else None
         try:
             libraries = builder.build(folder, self._warn, names)
         except builder.BuildError as error:

@@ -15,7 +15,8 @@ from typing import Any
 from cli.command import run
 from cli.exit_codes import OK
 from cli.flags import Parser
-from kernels.cpu.library import NEEDS, find_variant, variants
+from kernels.cpu.build import VARIANTS
+from kernels.cpu.library import find_variant, variants
 from shared.process.cores import cpu_features, cpu_field, num_cores, numa_nodes, read_text
 from shared.settings.environment import PREFIX
 from shared.settings.serve import ServeConfig
@@ -26,7 +27,7 @@ PACKAGES = (
     *("torch", "triton", "transformers", "tokenizers", "safetensors", "llguidance"),
     *("numpy", "pyzmq", "msgspec", "uvloop", "aiohttp", "pydantic", "huggingface-hub"),
 )
-CPU_FLAGS = sorted(set().union(*NEEDS.values()))
+CPU_FLAGS = sorted(set[str]().union(*(each.flags for each in VARIANTS.values())))
 GPU_QUERY = "--query-gpu=name,memory.total,driver_version,compute_cap"
 GPU_TIMEOUT_S = 10.0
 OTHER_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_CACHE", "OMP_NUM_THREADS")

@@ -91,11 +91,11 @@ def library_name(variant: str) -> str:
 
 
 def build(
-    folder: Path, warn: Callable[[str], None], names: Iterable[str] = tuple(VARIANTS)
+    folder: Path, warn: Callable[[str], None], names: Iterable[str] | None = None
 ) -> list[Path]:
-    """Compiles the variants ``names`` into ``folder`` and returns their paths. A compiler may be
-    too old for the newest; ``warn`` receives a message for each. Raises BuildError if no library
-    was built."""
+    """Compiles the variants ``names``, or all, into ``folder`` and returns their paths. A compiler
+    may be too old for the newest; ``warn`` receives a message for each. Raises BuildError if no
+    library was built."""
     if not is_for_us():
         raise BuildError(f"no native code for {platform.system()} on {platform.machine()}")
     compiler = find_compiler()
@@ -103,7 +103,9 @@ def build(
         raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
     libraries = []
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        compiled = {name: threads.submit(_compile, compiler, folder, name) for name in names}
+        compiled = {
+            name: threads.submit(_compile, compiler, folder, name) for name in names or VARIANTS
+        }
     for name, library in compiled.items():
         try:
             libraries.append(library.result())

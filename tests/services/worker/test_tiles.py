@@ -37,7 +37,7 @@ def library() -> NativeLibrary:
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         with pytest.MonkeyPatch.context() as patch:
-            tiles = build.Variant("v3", (), ("SHOAL_TILES",))
+            tiles = build.Variant("v3", set(), (), ("SHOAL_TILES",))
             patch.setattr(build, "VARIANTS", {"tiles": tiles})
             patch.setattr(build, "FLAGS", [*build.FLAGS, "-O1"])  # takes a third of the time
             build.build(FOLDER, pytest.fail)
