@@ -17,7 +17,7 @@ from tests.hostile import shapes
 from tests.hostile.parsing import parse, prompts_of
 from tests.hostile.shapes import SHAPES, Shape
 
-BODY_BYTES = 1 << 20
+BODY_BYTES = 2 << 20
 MAX_GROWTH = 5  # times the body: two services hold it as JSON and as text
 
 

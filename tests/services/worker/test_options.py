@@ -39,6 +39,7 @@ VALUES: dict[str, list[Any]] = {
     "window": [5],
     "softcap": [0.5],
     "has_sinks": [True],
+    "is_causal": [],  # changes images alone, see tests/services/worker/media/test_gemma4.py
 }
 UNKNOWN: set[tuple[str, str]] = set()  # backends and the options they refuse
 
