@@ -85,11 +85,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             ),
             patch("services.worker.step_thread.ThreadPoolExecutor", VirtualThread),
         ):
+            outer = asyncio._get_running_loop()  # of a run that checks itself by another
             asyncio._set_running_loop(self)
             try:
                 yield
             finally:
-                asyncio._set_running_loop(None)
+                asyncio._set_running_loop(outer)
 
     # --- callbacks ------------------------------------------------------------------------------
 
