@@ -85,9 +85,9 @@ INLINE __m128i to_bytes(u32x16 a) {
 #endif
 constexpr int SIDES = LANES * 4 / sizeof(Words);
 
-// Operands of the products of a side of a tile's columns with a row. `words` decodes four values of
-// each column, which count OFFSET more, from CODES_DEPTH of them; `in_order` orders sixteen
-// elements of a row like them. A sum may have MOST_DEPTH products, `widen` makes words of it.
+// Products of a side of a tile's columns with a row. `load` decodes CODES_DEPTH values of each
+// column, four of them in each half; they count OFFSET more. `in_order` orders sixteen elements of
+// a row like them. A sum may have MOST_DEPTH products.
 template <class C>
 struct Dots;
 
@@ -164,8 +164,8 @@ INLINE void round_row(const T* from, int k, int row, const RoundedRows& x) {
 
 // sums[row][tile] += products of one side of tiles from k = `start` to `end`.
 template <int ROWS, int TILES, class C>
-INLINE void add_products(const int8_t* codes, size_t depth, const uint8_t* tiles, size_t tile_bytes,
-                         int start, int end, Words sums[ROWS][TILES]) {
+INLINE void add_products(const int8_t* codes, size_t stride, const uint8_t* tiles,
+                         size_t tile_bytes, int start, int end, Words sums[ROWS][TILES]) {
   for (int i = start; i < end; i += ROUNDED_DEPTH)
 #pragma GCC unroll 2
     for (int k = i; k < i + ROUNDED_DEPTH; k += CODES_DEPTH) {
@@ -178,7 +178,7 @@ INLINE void add_products(const int8_t* codes, size_t depth, const uint8_t* tiles
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++) {
           int word;
-          memcpy(&word, codes + r * depth + k + 4 * half, 4);
+          memcpy(&word, codes + r * stride + k + 4 * half, 4);
           Words shared = each_word(word);
 #pragma GCC unroll 4
           for (int t = 0; t < TILES; t++)
@@ -187,17 +187,17 @@ INLINE void add_products(const int8_t* codes, size_t depth, const uint8_t* tiles
     }
 }
 
-// The same, from words to words.
+// The same for any depth: sums of halves are widened to words in time.
 template <int ROWS, int TILES, class C>
-INLINE void add_all_products(const int8_t* codes, size_t depth, const uint8_t* tiles,
+INLINE void add_all_products(const int8_t* codes, size_t stride, const uint8_t* tiles,
                              size_t tile_bytes, int start, int end, Words sums[ROWS][TILES]) {
   constexpr int MOST = Dots<C>::MOST_DEPTH;
   if (MOST == PART_DEPTH)
-    return add_products<ROWS, TILES, C>(codes, depth, tiles, tile_bytes, start, end, sums);
+    return add_products<ROWS, TILES, C>(codes, stride, tiles, tile_bytes, start, end, sums);
   for (int i = start; i < end; i += MOST) {
     Words halves[ROWS][TILES] = {};
     const int last = i + MOST < end ? i + MOST : end;
-    add_products<ROWS, TILES, C>(codes, depth, tiles, tile_bytes, i, last, halves);
+    add_products<ROWS, TILES, C>(codes, stride, tiles, tile_bytes, i, last, halves);
 #pragma GCC unroll 6
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
@@ -214,7 +214,7 @@ INLINE void multiply_rounded(const RoundedRows x, int row, const Packed<W> w, in
   const size_t tile_bytes = Packed<int8_t>::tile_size(w.k) * CODE_BITS<C> / 8;
   const uint8_t* tiles = (const uint8_t*)w.tiles + tile * tile_bytes;
   const int8_t* codes = x.codes + (size_t)row * x.stride;
-  const size_t stride_x = x.stride, num_groups = x.num_groups;
+  const size_t num_groups = x.num_groups;
   const float* scales = x.scales + row * num_groups;
   const int32_t* offsets = x.offsets + row * num_groups;
   for (int g = first; g < last; g++) {
@@ -233,7 +233,7 @@ INLINE void multiply_rounded(const RoundedRows x, int row, const Packed<W> w, in
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int t = 0; t < TILES; t++) sums[r][t] = each_word(offsets[r * num_groups + g]);
-      add_all_products<ROWS, TILES, C>(codes, stride_x, tiles + side * sizeof(Words), tile_bytes,
+      add_all_products<ROWS, TILES, C>(codes, x.stride, tiles + side * sizeof(Words), tile_bytes,
                                        g * x.group, x.end(g), sums);
 #pragma GCC unroll 6
       for (int r = 0; r < ROWS; r++)

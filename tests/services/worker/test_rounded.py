@@ -148,6 +148,8 @@ def test_a_row_is_the_same_alone(form: str) -> None:
 
 @pytest.mark.parametrize("form", ROUNDED)
 def test_builds_have_the_same_bits(form: str) -> None:
+    if len(rounding(form)) == 1:
+        pytest.skip("this CPU runs one build")
     codes, x = FORMS[form](100, 1040), torch.randn(9, 1040)
     first, *others = (
         multiply(variant, codes, x, torch.bfloat16, Kind.LINEAR) for variant in rounding(form)
