@@ -41,10 +41,11 @@ class DraftDepth:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Prompts may have ``num_tokens`` of the next step; 0: the streams first decode alone for
-    ``num_steps``."""
+    """Prompts may have ``num_tokens`` of the next step, ``num_kept`` of them for those to be
+    admitted; 0: the streams first decode alone for ``num_steps``."""
 
     num_tokens: int = MAX_BATCHED_TOKENS
+    num_kept: int = 0
     num_steps: int = 0
 
 
@@ -56,9 +57,10 @@ class StreamShare:
 
     def __init__(self, rate: float, capacity: Capacity) -> None: ...
 
-    def room(self, streams: list[Sequence], num_wanted: int, num_keys: int) -> Room:
+    def room(self, streams: list[Sequence], num_wanted: int, num_keys: int, num_next: int) -> Room:
         """Returns the room beside ``streams`` for prompts that want ``num_wanted`` tokens, the
-        first of them after ``num_keys`` computed ones. Must be called for each plan."""
+        first of them after ``num_keys`` computed ones; ``num_next`` of them for the next prompt to
+        be admitted, 0 without one. Must be called for each plan."""
         return Room()
 
     def note_admission(self, sequence: Sequence) -> None:

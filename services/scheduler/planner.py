@@ -42,7 +42,7 @@ no isolated sequence is computed: all sequences of these plans must have run fir
 **Prefixes.** An admitted sequence begins after the ids with KV in its worker's prefix cache.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from services.scheduler.placement import Placement
@@ -184,8 +184,10 @@ class Planner:
                 sequence.num_held_back += builder.plan.num_steps
             return wait_reason or WaitReason.PROMISE
         num_spared = builder.limit(room.num_tokens)
+        num_kept = builder.limit(max(0, builder.budget - room.num_kept))
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
+        builder.budget += num_kept
         if wait_reason is None:
             wait_reason = self._admit(worker, builder, prefills, groups, num_absorbed)
         prefills.finish()
@@ -201,12 +203,27 @@ class Planner:
     ) -> Room:
         if groups.is_past or worker.capacity.num_stages > 1:
             return Room()  # theirs is a share; a token passes several steps
-        num_wanted = sum(each.num_to_compute for each in prompts)
-        if decoding and worker.num_free_slots:
-            first = self._queues.waiting.first_where(lambda each: not groups.leads(each))
-            num_wanted += 0 if first is None else first.num_to_compute
+        num_next = self._num_next(worker, groups)
+        num_wanted = num_next + sum(each.num_to_compute for each in prompts)
         num_keys = prompts[0].num_computed if prompts else 0
-        return worker.stream_share.room(decoding, num_wanted, num_keys)
+        return worker.stream_share.room(decoding, num_wanted, num_keys, num_next)
+
+    def _num_next(self, worker: WorkerState, groups: PriorityGroups) -> int:
+        """Counts the tokens to compute of the next sequence in turn; 0 if none may have a slot."""
+        if not worker.num_free_slots:
+            return 0
+        first = next(self._in_turn(worker, groups), None)
+        num_tokens = 0 if first is None else first.num_to_compute
+        most = self._prefill_limits.threshold(worker)
+        if first is None or worker.is_known_miss(first, num_tokens - most):
+            return num_tokens
+        return num_tokens - worker.num_cached(first)
+
+    def _in_turn(self, worker: WorkerState, groups: PriorityGroups) -> Iterator[Sequence]:
+        """The waiting sequences that yield to none of ``groups``, as admission looks at them."""
+        return self._queues.waiting.each_in_turn(
+            lambda each: not groups.leads(each), worker.next_look, worker.running.values()
+        )
 
     def _may_be_long(self, worker: WorkerState, groups: PriorityGroups, num_decoding: int) -> bool:
         """True if a plan of several steps delays no sequence but later ones that would not join it,
@@ -214,12 +231,8 @@ class Planner:
         waiting = self._queues.waiting
         if groups.is_past or self._queues.isolated:
             return False
-        # Admission looks at the same sequences: a plan of several steps admits none.
-        others = waiting.each_in_turn(
-            lambda each: not groups.leads(each), worker.next_look, worker.running.values()
-        )
-        if next(others, None) is not None:
-            return False
+        if next(self._in_turn(worker, groups), None) is not None:
+            return False  # a plan of several steps admits none
         first = waiting.first_where(lambda _: True)
         could_join = groups.has_later or (first is not None and worker.has_room_for(first))
         return not could_join or not worker.priority_share.may_join(num_decoding)

@@ -15,7 +15,9 @@ request waits for the steps in flight.
 **Joining.** Short steps cost more per token of a prompt. Prompts therefore join if the step has
 room for all their tokens or may take ``ENOUGH`` of the longest time; else the streams first decode
 alone until it may take all of that. Prompts get at least ``MIN_SHARE`` of the time, even if the
-streams alone are slower than promised.
+streams alone are slower than promised. The next prompt to be admitted joins at once, before the
+others, if the promise of a single step leaves time for it: a short question waits neither for long
+prompts nor for the balance.
 """
 
 from dataclasses import dataclass
@@ -41,13 +43,15 @@ SMOOTHING = 1 / 16
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """A plan in flight: its rows, and its predicted time; ``limit_s`` is the promise per step, inf
-    without one. ``follows``: the plan before had streams too, so its wait for this one counts."""
+    without one. ``is_kept``: its prompts do not end the wait of others. ``follows``: the plan
+    before had streams too, so its wait for this one counts."""
 
     num_rows: int
     num_tokens: int
     num_pairs: int
     limit_s: float
     expected_s: float
+    is_kept: bool
     follows: bool
 
 
@@ -60,7 +64,7 @@ class PromisedShare(StreamShare):
         self._rate = rate
         self._max_tokens = capacity.max_num_batched_tokens
         self._balance_s = inf
-        self._next_limit_s = inf
+        self._next_limit_s, self._next_is_kept = inf, False
         self._burst_s, self._saved_s = BURST_S, SAVED_S
         self._stretch = 1.0  # time per time of prompts
         self._num_joined = 0  # steps in a row
@@ -70,7 +74,7 @@ class PromisedShare(StreamShare):
         self._time_s = 0.0  # of all steps
         self._admitted_s: dict[str, float] = {}  # by key, at the last admission
 
-    def room(self, streams: list[Sequence], num_wanted: int, num_keys: int) -> Room:
+    def room(self, streams: list[Sequence], num_wanted: int, num_keys: int, num_next: int) -> Room:
         own_s = self.model.decode_s(len(streams))
         kinds = {(each.options.promise, each.options.priority > 0) for each in streams}
         limit_s = self._limit_s(kinds, own_s)
@@ -78,11 +82,11 @@ class PromisedShare(StreamShare):
         if limit_s == inf:
             self._balance_s = self._next_limit_s = inf
             self._stretch = 1.0
-            return self._short_step(num_keys) if is_shared else Room()
+            return self._short_step(num_keys, num_next) if is_shared else Room()
         if own_s:
             self._next_limit_s = limit_s
         if num_wanted and self._num_joined >= (MEASURED_EVERY if own_s else FIRST_EVERY):
-            return Room(0, 1)
+            return Room(0, num_steps=1)
         if not own_s:
             return Room()
         is_promised = any(_tpot_ms(promise) is not None for promise, _ in kinds)
@@ -94,18 +98,29 @@ class PromisedShare(StreamShare):
         num_tokens = self.model.num_tokens_within(room_s - own_s, num_keys)
         if num_tokens is None or not num_wanted:
             return Room()
+        num_kept = self._num_kept(num_next, limit_s - own_s)
         has_waited = self._held_s >= self._joined_s * (1 - MIN_SHARE) / MIN_SHARE
         if num_tokens >= num_wanted or room_s >= ENOUGH * longest_s or has_waited:
             least = max(MIN_TOKENS, self.model.least_tokens)
-            return Room(num_tokens if num_tokens >= MIN_TOKENS else least)
-        return Room(0, ceil((longest_s - room_s) / (limit_s - own_s)))
+            return Room(max(num_tokens if num_tokens >= MIN_TOKENS else least, num_kept), num_kept)
+        if num_kept:
+            self._next_is_kept = True
+            return Room(num_kept, num_kept)
+        return Room(0, num_steps=ceil((longest_s - room_s) / (limit_s - own_s)))
 
-    def _short_step(self, num_keys: int) -> Room:
+    def _num_kept(self, num_next: int, most_s: float) -> int:
+        """The tokens of the next prompt, if they take at most ``most_s``."""
+        return num_next if self.model.prompts_s(num_next, num_next**2 / 2) <= most_s else 0
+
+    def _short_step(self, num_keys: int, num_next: int) -> Room:
         """The room in a step of prompts alone, half of which is no fixed cost."""
         least_s = self.model.least_s
         step_s = max(SHORT_BURST_S, 2 * least_s)
         num_tokens = self.model.num_tokens_within(step_s - self.model.decode_s(1), num_keys)
-        return Room() if num_tokens is None else Room(max(num_tokens, MIN_TOKENS))
+        if num_tokens is None:
+            return Room()
+        num_kept = self._num_kept(num_next, step_s)
+        return Room(max(num_tokens, MIN_TOKENS, num_kept), num_kept)
 
     def alone_s(self, num_tokens: float, num_keys: int) -> float:
         """Returns the time in which an idle worker computes ``num_tokens`` of prompts, of
@@ -138,14 +153,22 @@ class PromisedShare(StreamShare):
         if num_rows:
             self._num_joined = self._num_joined + 1 if num_tokens else 0
         limit_s, self._next_limit_s = self._next_limit_s, inf
+        is_kept, self._next_is_kept = self._next_is_kept, False
         follows = self._balance_s != inf
         expected_s = self.model.prompts_s(num_tokens, num_pairs)
         if num_rows or num_tokens:
             expected_s += plan.num_steps * self.model.decode_s(max(1, num_rows))
         if limit_s != inf:
             self._add(limit_s, plan.num_steps * limit_s - expected_s)
-        shape = _Shape(num_rows, num_tokens, num_pairs, limit_s, expected_s, follows)
-        self._in_flight[plan.step] = shape
+        self._in_flight[plan.step] = _Shape(
+            num_rows=num_rows,
+            num_tokens=num_tokens,
+            num_pairs=num_pairs,
+            limit_s=limit_s,
+            expected_s=expected_s,
+            is_kept=is_kept,
+            follows=follows,
+        )
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         shape = self._in_flight.pop(plan.step, None)
@@ -155,13 +178,16 @@ class PromisedShare(StreamShare):
             return
         if shape.expected_s and result.num_steps == plan.num_steps:
             self.last_ratio = result.step_s / shape.expected_s
-        if shape.num_tokens:
+        if shape.is_kept:
+            self._held_s += result.step_s
+        elif shape.num_tokens:
             self._joined_s, self._held_s = result.step_s, 0.0
+        if shape.num_tokens:
             self.model.note_prompts(
                 shape.num_rows, shape.num_tokens, shape.num_pairs, result.step_s
             )
         elif shape.num_rows:
-            self._held_s += result.step_s
+            self._held_s += 0.0 if shape.is_kept else result.step_s
             self.model.note_decode(shape.num_rows, result.step_s / result.num_steps)
             self._note_tokens(result)
         if shape.limit_s != inf and self._balance_s != inf:

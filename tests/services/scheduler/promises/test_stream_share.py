@@ -1,5 +1,6 @@
 """Streams keep their promised time per token next to prompts."""
 
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -168,14 +169,40 @@ def test_steps_are_short_while_several_keys_send_requests(num_streams: int, num_
     assert max(num_tokens for num_tokens, _, _ in bench.rows) > 400, "the other key has left"
 
 
-def test_prompts_get_a_share_although_streams_never_earn_their_promise() -> None:
-    """Interference makes each step longer than its typical time."""
+def disturbed(part: float, factor: int) -> Callable[[int, int], float]:
+    """Interference multiplies the time of this ``part`` of the steps."""
     random = Random(1)
 
     def cost_s(num_prompt: int, num_decode: int) -> float:
-        return on_a_cpu(num_prompt, num_decode) * (1 + (random.random() > 0.3))
+        own_s = on_a_cpu(num_prompt, num_decode)
+        return own_s * factor if random.random() < part else own_s
 
-    bench = Bench(cost_s)
+    return cost_s
+
+
+def test_a_short_prompt_waits_neither_for_a_debt_nor_for_long_prompts() -> None:
+    bench = Bench(disturbed(0.05, 8))
+    for number in range(4):
+        bench.add(f"stream {number}", owner="hostile")
+    bench.run(50)
+    for number in range(NUM_PROMPTS):
+        bench.add(f"prompt {number}", num_prompt=1500, max_tokens=1, owner="hostile")
+    bench.run(50)
+    waits = []
+    for number in range(20):
+        bench.run(number)
+        num_rows = len(bench.rows)
+        bench.add(f"polite {number}", num_prompt=4, max_tokens=1, owner="polite")
+        polite = bench.core.sequences[f"polite {number}", 1]
+        while polite.allocation is None:
+            bench.step()
+        waits.append(len(bench.rows) - num_rows)
+    assert max(waits) == 1, "the next plan has it"
+    assert min(num_tokens for num_tokens, _, _ in bench.rows) == 0, "long ones wait"
+
+
+def test_prompts_get_a_share_although_streams_never_earn_their_promise() -> None:
+    bench = Bench(disturbed(0.7, 2))
     bench.add("stream", promise=Promise(tpot_ms=0.1))
     bench.run(50)
     bench.add("prompt", num_prompt=1000, max_tokens=1)
