@@ -41,8 +41,8 @@ class DraftDepth:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Prompts may have ``num_tokens`` of the next step, ``num_kept`` of them for those to be
-    admitted; 0: the streams first decode alone for ``num_steps``."""
+    """Prompts may have ``num_tokens`` of the next step, the ones to be admitted ``num_kept`` more.
+    Without either the streams first decode alone for ``num_steps``."""
 
     num_tokens: int = MAX_BATCHED_TOKENS
     num_kept: int = 0

@@ -183,8 +183,8 @@ class Planner:
             for sequence in prompts:
                 sequence.num_held_back += builder.plan.num_steps
             return wait_reason or WaitReason.PROMISE
-        num_spared = builder.limit(room.num_tokens)
-        num_kept = builder.limit(max(0, builder.budget - room.num_kept))
+        num_spared = builder.limit(room.num_tokens + room.num_kept)
+        num_kept = builder.limit(room.num_tokens)
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
         builder.budget += num_kept
@@ -203,21 +203,24 @@ class Planner:
     ) -> Room:
         if groups.is_past or worker.capacity.num_stages > 1:
             return Room()  # theirs is a share; a token passes several steps
-        num_next = self._num_next(worker, groups)
+        num_next = self._num_next(worker, groups, prompts)
         num_wanted = num_next + sum(each.num_to_compute for each in prompts)
         num_keys = prompts[0].num_computed if prompts else 0
         return worker.stream_share.room(decoding, num_wanted, num_keys, num_next)
 
-    def _num_next(self, worker: WorkerState, groups: PriorityGroups) -> int:
-        """Counts the tokens to compute of the next sequence in turn; 0 if none may have a slot."""
-        if not worker.num_free_slots:
+    def _num_next(
+        self, worker: WorkerState, groups: PriorityGroups, prompts: list[Sequence]
+    ) -> int:
+        """Counts the tokens to compute of the next sequence in turn; 0 if it may not be admitted,
+        or shares the blocks of one of ``prompts``."""
+        first = next(self._in_turn(worker, groups), None) if worker.num_free_slots else None
+        if first is None or first.prompt_key in {each.prompt_key for each in prompts}:
             return 0
-        first = next(self._in_turn(worker, groups), None)
-        num_tokens = 0 if first is None else first.num_to_compute
-        most = self._prefill_limits.threshold(worker)
-        if first is None or worker.is_known_miss(first, num_tokens - most):
-            return num_tokens
-        return num_tokens - worker.num_cached(first)
+        if not (self._placement.may_run_on(worker, first) and worker.has_room_for(first)):
+            return 0
+        num_tokens, most = first.num_to_compute, self._prefill_limits.threshold(worker)
+        is_miss = worker.is_known_miss(first, num_tokens - most)
+        return num_tokens if is_miss else num_tokens - worker.num_cached(first)
 
     def _in_turn(self, worker: WorkerState, groups: PriorityGroups) -> Iterator[Sequence]:
         """The waiting sequences that yield to none of ``groups``, as admission looks at them."""

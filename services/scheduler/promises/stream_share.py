@@ -102,10 +102,10 @@ class PromisedShare(StreamShare):
         has_waited = self._held_s >= self._joined_s * (1 - MIN_SHARE) / MIN_SHARE
         if num_tokens >= num_wanted or room_s >= ENOUGH * longest_s or has_waited:
             least = max(MIN_TOKENS, self.model.least_tokens)
-            return Room(max(num_tokens if num_tokens >= MIN_TOKENS else least, num_kept), num_kept)
+            return Room(num_tokens if num_tokens >= MIN_TOKENS else least, num_kept)
         if num_kept:
             self._next_is_kept = True
-            return Room(num_kept, num_kept)
+            return Room(0, num_kept)
         return Room(0, num_steps=ceil((longest_s - room_s) / (limit_s - own_s)))
 
     def _num_kept(self, num_next: int, most_s: float) -> int:
@@ -119,8 +119,7 @@ class PromisedShare(StreamShare):
         num_tokens = self.model.num_tokens_within(step_s - self.model.decode_s(1), num_keys)
         if num_tokens is None:
             return Room()
-        num_kept = self._num_kept(num_next, step_s)
-        return Room(max(num_tokens, MIN_TOKENS, num_kept), num_kept)
+        return Room(max(num_tokens, MIN_TOKENS), self._num_kept(num_next, step_s))
 
     def alone_s(self, num_tokens: float, num_keys: int) -> float:
         """Returns the time in which an idle worker computes ``num_tokens`` of prompts, of
