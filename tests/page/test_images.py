@@ -60,6 +60,12 @@ def give(page: Page, kind: str, *images: bytes) -> bool:
     return goes_on
 
 
+def size_of(url: str) -> tuple[int, int]:
+    """Width and height of a PNG."""
+    width, height = struct.unpack(">II", base64.b64decode(url.partition(",")[2])[16:24])
+    return width, height
+
+
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("model")
@@ -93,10 +99,12 @@ def test_a_screenshot_is_pasted_another_dropped_and_an_answer_comes(page: Page):
     assert not give(page, "dragover", FISH)
     assert not give(page, "drop", FISH)
     expect(waiting(page)).to_have_count(2)
+    assert waiting(page).first.evaluate("each => each.width") <= 320, "a screen does not need more"
     with page.expect_request("**/v1/chat/completions") as sent:
         say(page, "Which is bluer?")
     parts = sent.value.post_data_json["messages"][0]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
+    assert size_of(parts[0]["image_url"]["url"]) == (1280, 800)
     answer = until_done(page)
     expect(answer).to_have_attribute("data-status", "done")
     expect(page.locator(".user canvas")).to_have_count(2)
@@ -166,6 +174,16 @@ def test_a_model_without_images_says_so(browser: Browser, served: Served):
         assert not give(page, "drop", FISH), "the browser would leave the page"
         expect(page.get_by_role("alert")).to_have_text("The model takes no images")
         expect(waiting(page)).to_have_count(0)
+
+
+def test_nothing_that_the_model_lacks_is_offered_or_explained(page: Page):
+    expect(page.get_by_role("button", name="Compute")).to_be_visible()
+    expect(page.get_by_role("button", name="Call a tool")).to_be_hidden()
+    say(page, "Describe yourself.")
+    answer = until_done(page)
+    answer.get_by_role("button", name="Tokens").click()
+    expect(answer.locator(".token-summary")).to_contain_text("perplexity")
+    expect(answer.locator(".token-summary")).not_to_contain_text("draft")
 
 
 def test_images_are_no_serious_barrier(browser: Browser, seeing: Served):
