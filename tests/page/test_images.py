@@ -1,6 +1,7 @@
 """Images that a user pastes, drops, picks and removes, and a tiny model that sees them."""
 
 import base64
+import random
 import struct
 import subprocess
 import zlib
@@ -41,7 +42,11 @@ SLOW = """() => {
 
 def png(width: int, height: int, blue: int) -> bytes:
     """Stripes."""
-    lines = b"".join(b"\0" + bytes([row % 256, 90, blue]) * width for row in range(height))
+    return png_of(width, [bytes([row % 256, 90, blue]) * width for row in range(height)])
+
+
+def png_of(width: int, rows: list[bytes]) -> bytes:
+    height, lines = len(rows), b"".join(b"\0" + row for row in rows)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = (b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -50,6 +55,8 @@ def png(width: int, height: int, blue: int) -> bytes:
     )
 
 
+MAX_ARGUMENT_BYTES = 128 << 10  # of Linux
+NOISE = png_of(300, [random.Random(row).randbytes(900) for row in range(200)])
 SHOT, FISH, HUGE = png(1280, 800, 200), png(120, 160, 40), png(1600, 1400, 0)
 
 
@@ -174,6 +181,18 @@ def test_a_model_without_images_says_so(browser: Browser, served: Served):
         assert not give(page, "drop", FISH), "the browser would leave the page"
         expect(page.get_by_role("alert")).to_have_text("The model takes no images")
         expect(waiting(page)).to_have_count(0)
+
+
+def test_a_request_with_an_image_runs_in_a_terminal(page: Page):
+    give(page, "paste", NOISE)
+    expect(waiting(page)).to_have_count(1)
+    page.get_by_label("Message", exact=True).fill("What's on it?")
+    page.get_by_role("button", name="As curl").click()
+    command = page.get_by_role("dialog").locator("code").last.text_content()
+    assert command is not None
+    assert len(command) > MAX_ARGUMENT_BYTES
+    replied = subprocess.run(["bash"], input=command, text=True, capture_output=True, check=True)
+    assert "data: [DONE]" in replied.stdout
 
 
 def test_nothing_that_the_model_lacks_is_offered_or_explained(page: Page):
