@@ -27,8 +27,9 @@ help: ## print this
 setup: $(SETUP) ## install everything into .venv, and again when pyproject.toml or native code changed
 
 $(SETUP): pyproject.toml hatch_build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
+	@echo 'Installing into .venv: native code is compiled, then PyTorch and the rest come, more than a gigabyte.'
+	@echo 'It takes some minutes; two steps are silent for long: "Preparing editable metadata" and "Installing collected packages".'
 	$(PYTHON) -m venv .venv
-	@echo 'Installing into .venv: PyTorch and the rest, more than a gigabyte; it takes some minutes.'
 	$(BIN)/pip install --disable-pip-version-check --editable '.[dev]'
 	touch $@
 

@@ -84,14 +84,14 @@ class Child:
                 extra = {SUPERVISOR_FD: str(theirs.fileno())}
                 self._process = await self._start(environment | extra, theirs.fileno())
             if self._signal is not None:
-                self._process.send_signal(self._signal)
+                _send(self._process, self._signal)
             await self._read_lines(self._process, on_line)
             code = await self._process.wait()
             self._read_ready()
             return code
         finally:
             if self._process is not None and self._is_running:
-                self._process.kill()
+                _send(self._process, signal.SIGKILL)
                 await self._process.wait()
             self._ours.close()  # a request in flight may still be answered
             await self._session.close()
@@ -103,7 +103,7 @@ class Child:
         """Also reaches a process that is being started."""
         self._signal = number
         if self._process is not None and self._is_running:
-            self._process.send_signal(number)
+            _send(self._process, number)
 
     async def wait(self) -> None:
         await self._ended.wait()
@@ -168,6 +168,12 @@ class Child:
             text = line.decode(errors="replace").rstrip()
             self._last_lines.append(text)
             on_line(text)
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    """Unlike the method of the process this never reaps it, which would lose the exit code."""
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, number)
 
 
 def _is_own_limit(error: aiohttp.ClientError) -> bool:

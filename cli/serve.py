@@ -1,6 +1,7 @@
 """``shoal serve``: the whole mesh on one machine."""
 
 import asyncio
+import errno
 import signal
 import socket
 import sys
@@ -86,7 +87,8 @@ def check_port(config: ServeConfig) -> None:
     except OSError as error:
         where = f"{config.host}:{config.port}"
         reason = str(error.strerror).partition(" (")[0]
-        raise ConfigError(f"host, port: cannot listen on {where}: {reason}") from None
+        hint = f"; try --port {config.port ^ 1}" if error.errno == errno.EADDRINUSE else ""
+        raise ConfigError(f"host, port: cannot listen on {where}: {reason}{hint}") from None
 
 
 def _listen(host: str, port: int) -> socket.socket:

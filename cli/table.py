@@ -11,7 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from cli.child import Child
+from cli.child import Child, exit_text
+from cli.exit_codes import OK
 from shared.link.tcp import url_host
 from shared.process.background_writer import BackgroundWriter
 from shared.settings.serve import ServeConfig
@@ -38,6 +39,7 @@ class Screen:
         )
         self._live = Live(console=self._console, refresh_per_second=4, auto_refresh=False)
         self._seen: dict[str, str] = {}
+        self._rows: dict[str, tuple[str, str]] = {}
         self._started_s = time.monotonic()
         self._has_announced = False
 
@@ -59,13 +61,20 @@ class Screen:
 
     def show(self, children: dict[str, Child]) -> None:
         if self._console.is_terminal:
-            self._live.update(_progress_table(children), refresh=True)
+            self._draw({str(child): _row(child.status) for child in children.values()})
         else:
             self._print_changes(children)
         states = {child.status["state"] for child in children.values()}
         if states == {"ready"} and not self._has_announced:
             self._has_announced = True
             self._announce(children)
+
+    def _draw(self, rows: dict[str, tuple[str, str]]) -> None:
+        """Draws the table again if a row has changed: each service is asked several times a
+        second."""
+        if rows != self._rows:
+            self._rows = rows
+            self._live.update(_table(rows), refresh=True)
 
     def _print_changes(self, children: dict[str, Child]) -> None:
         for replica, child in children.items():
@@ -79,7 +88,7 @@ class Screen:
         for name, text in workers[0] if workers else []:
             self.print(f"{name:12} {text}")
         if len(workers) > 1:
-            self.print(f"{'workers':12} {len(workers)} such")
+            self.print(f"{'workers':12} {len(workers)}, all like this one")
         self.print(f"{'admin':12} sockets in {self._directory}")
         seconds = time.monotonic() - self._started_s
         self.print(f"ready after {seconds:.1f} s: {self._what}   (Ctrl-C stops it)")
@@ -108,19 +117,23 @@ def is_shown(line: str, config: ServeConfig, console: Console) -> bool:
     return wants_log or not console.is_terminal or USUAL_LINE.match(line) is None
 
 
-def _progress_table(children: dict[str, Child]) -> Table:
+def _table(rows: dict[str, tuple[str, str]]) -> Table:
     """A line for each service: its state, or the progress of its start."""
     table = Table(box=None, show_header=False, pad_edge=False)
-    for child in children.values():
-        table.add_row(str(child), *_progress(child.status))
+    for name, row in rows.items():
+        table.add_row(name, *_cells(*row))
     return table
 
 
-def _progress(status: dict[str, Any]) -> tuple[RenderableType, RenderableType]:
-    state, reason = status["state"], status["reason"]
+def _row(status: dict[str, Any]) -> tuple[str, str]:
+    return status["state"], status["reason"]
+
+
+def _cells(state: str, reason: str) -> tuple[RenderableType, RenderableType]:
     if match := PROGRESS.fullmatch(reason):
         return ProgressBar(100, int(match[2]), width=BAR_WIDTH), Text(reason, "dim")
-    return Text(state, STYLES.get(state, "yellow")), Text(reason, "dim")
+    style = "dim" if reason == exit_text(OK) else STYLES.get(state, "yellow")
+    return Text(state, style), Text(reason, "dim")
 
 
 def facts_of(status: dict[str, Any]) -> list[tuple[str, str]]:

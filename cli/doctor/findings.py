@@ -125,7 +125,8 @@ def _open_files(facts: Facts) -> Finding:
 
 def _port(facts: Facts) -> Finding:
     if facts.port_error:
-        return Finding("port", "problem", facts.port_error, "--port 8001")
+        text, _, fix = facts.port_error.partition("; try ")
+        return Finding("port", "problem", text, fix or "--host 127.0.0.1")
     if facts.config.uds is not None:
         return Finding("port", "ok", f"none; the socket is {facts.config.uds}")
     return Finding("port", "ok", f"{facts.config.host}:{facts.config.port} is free")

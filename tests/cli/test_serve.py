@@ -184,7 +184,8 @@ def test_a_mesh_wants_a_port_of_its_own_before_it_starts_anything(
 ):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        in_use = f"host, port: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+        in_use = f"host, port: cannot listen on 127.0.0.1:{port}: Address already in use"
+        in_use += f"; try --port {int(port) ^ 1}\n"
         for flags, text in (
             (("--port", port), in_use),
             (("--port", port, "--gateways", "2"), in_use),

@@ -331,6 +331,22 @@ async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Pat
     await running
 
 
+async def test_a_signal_to_a_killed_process_leaves_its_exit_code(tmp_path: Path, monkeypatch):
+    async def start(self: Child, environment: dict[str, str], inherited: int) -> Any:
+        return await asyncio.create_subprocess_exec("sleep", "60", stdout=asyncio.subprocess.PIPE)
+
+    monkeypatch.setattr(Child, "_start", start)
+    for _ in range(10):
+        child = Child("gateway", "0.1", tmp_path)
+        running = asyncio.create_task(child.run({}, lambda line: None))
+        while child._process is None:
+            await asyncio.sleep(0.001)
+        child.signal(signal.SIGKILL)
+        for _ in range(2000):
+            child.signal(signal.SIGTERM)
+        assert await running == -signal.SIGKILL
+
+
 async def test_a_line_without_end_does_not_harm_the_supervisor(tmp_path: Path, monkeypatch):
     child = Child("worker", "0", tmp_path)
     script = "import sys; sys.stdout.write('x' * 300_000 + '\\nlast words')"

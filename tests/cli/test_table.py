@@ -86,8 +86,20 @@ def test_elsewhere_each_change_is_a_line_and_what_matters_comes_at_the_end(show)
 
 def test_a_terminal_shows_how_far_the_start_is(show):
     lines = show(True, [], start)
-    assert any("━" in line and "packing weights 40%" in line for line in lines)
+    (progress,) = [line for line in lines if "packing weights 40%" in line]  # drawn once
+    assert "━" in progress
     assert any(line.startswith("ready after") for line in lines)
+
+
+@pytest.mark.parametrize(("reason", "is_red"), [("exit code 0", False), ("SIGKILL", True)])
+def test_a_clean_end_is_not_red(monkeypatch, capfd, reason: str, is_red: bool):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    ended: Any = {"worker-0": Replica(state="ended", reason=reason)}
+    with Screen(load_settings(ServeConfig, [], "shoal serve"), Path("/mesh")) as screen:
+        screen.show(ended)
+    assert ("\x1b[31mended" in capfd.readouterr().out) == is_red
 
 
 def test_what_matters_of_a_worker():

@@ -1,6 +1,7 @@
 """Images that a user pastes, drops, picks and removes, and a tiny model that sees them."""
 
 import base64
+import random
 import struct
 import subprocess
 import zlib
@@ -41,7 +42,11 @@ SLOW = """() => {
 
 def png(width: int, height: int, blue: int) -> bytes:
     """Stripes."""
-    lines = b"".join(b"\0" + bytes([row % 256, 90, blue]) * width for row in range(height))
+    return png_of(width, [bytes([row % 256, 90, blue]) * width for row in range(height)])
+
+
+def png_of(width: int, rows: list[bytes]) -> bytes:
+    height, lines = len(rows), b"".join(b"\0" + row for row in rows)
     head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     chunks = (b"IHDR", head), (b"IDAT", zlib.compress(lines)), (b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -50,6 +55,8 @@ def png(width: int, height: int, blue: int) -> bytes:
     )
 
 
+MAX_ARGUMENT_BYTES = 128 << 10  # of Linux
+NOISE = png_of(300, [random.Random(row).randbytes(900) for row in range(200)])
 SHOT, FISH, HUGE = png(1280, 800, 200), png(120, 160, 40), png(1600, 1400, 0)
 
 
@@ -58,6 +65,12 @@ def give(page: Page, kind: str, *images: bytes) -> bool:
     texts = [base64.b64encode(each).decode() for each in images]
     goes_on: bool = page.evaluate(FILES, [texts, kind, kind])
     return goes_on
+
+
+def size_of(url: str) -> tuple[int, int]:
+    """Width and height of a PNG."""
+    width, height = struct.unpack(">II", base64.b64decode(url.partition(",")[2])[16:24])
+    return width, height
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +106,12 @@ def test_a_screenshot_is_pasted_another_dropped_and_an_answer_comes(page: Page):
     assert not give(page, "dragover", FISH)
     assert not give(page, "drop", FISH)
     expect(waiting(page)).to_have_count(2)
+    assert waiting(page).first.evaluate("each => each.width") <= 320, "a screen does not need more"
     with page.expect_request("**/v1/chat/completions") as sent:
         say(page, "Which is bluer?")
     parts = sent.value.post_data_json["messages"][0]["content"]
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
+    assert size_of(parts[0]["image_url"]["url"]) == (1280, 800)
     answer = until_done(page)
     expect(answer).to_have_attribute("data-status", "done")
     expect(page.locator(".user canvas")).to_have_count(2)
@@ -166,6 +181,28 @@ def test_a_model_without_images_says_so(browser: Browser, served: Served):
         assert not give(page, "drop", FISH), "the browser would leave the page"
         expect(page.get_by_role("alert")).to_have_text("The model takes no images")
         expect(waiting(page)).to_have_count(0)
+
+
+def test_a_request_with_an_image_runs_in_a_terminal(page: Page):
+    give(page, "paste", NOISE)
+    expect(waiting(page)).to_have_count(1)
+    page.get_by_label("Message", exact=True).fill("What's on it?")
+    page.get_by_role("button", name="As curl").click()
+    command = page.get_by_role("dialog").locator("code").last.text_content()
+    assert command is not None
+    assert len(command) > MAX_ARGUMENT_BYTES
+    replied = subprocess.run(["bash"], input=command, text=True, capture_output=True, check=True)
+    assert "data: [DONE]" in replied.stdout
+
+
+def test_nothing_that_the_model_lacks_is_offered_or_explained(page: Page):
+    expect(page.get_by_role("button", name="Compute")).to_be_visible()
+    expect(page.get_by_role("button", name="Call a tool")).to_be_hidden()
+    say(page, "Describe yourself.")
+    answer = until_done(page)
+    answer.get_by_role("button", name="Tokens").click()
+    expect(answer.locator(".token-summary")).to_contain_text("perplexity")
+    expect(answer.locator(".token-summary")).not_to_contain_text("draft")
 
 
 def test_images_are_no_serious_barrier(browser: Browser, seeing: Served):

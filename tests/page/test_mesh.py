@@ -39,7 +39,7 @@ def test_a_killed_worker_turns_red_and_its_streams_go_on(browser: Browser, own: 
         surface = page.locator(".service[data-state=ready]").first
         colour = "each => getComputedStyle(each).borderColor"
         assert lost.evaluate(colour) != surface.evaluate(colour)
-        expect(page.locator(".stream[data-status=done]")).to_have_count(6, timeout=120_000)
+        expect(page.locator(".stream[data-status=done]")).to_have_count(6, timeout=300_000)
         expect(page.locator(".stream").first).to_contain_text("1500 tokens")
         expect(page.locator(".service[data-role=worker][data-state=ready]")).to_have_count(2)
 

@@ -55,8 +55,7 @@ async function showModel() {
 function offer(models) {
   const choose = () => {
     model = models[names.selectedIndex];
-    chat.panel.adapt(model.shoal);
-    chat.composer.setTakesImages(model.input_modalities?.includes("image") ?? false);
+    chat.adapt(model);
   };
   const names = h("select", { "aria-label": "Model", disabled: models.length < 2, onchange: choose }, ...models.map(({ id }) => h("option", {}, id)));
   shown(names);

@@ -101,7 +101,8 @@ def test_a_machine_that_could_do_better_is_noted(
     [
         (environment(system="Darwin 23"), "software", "needs Linux", "virtual machine"),
         ({"missing_packages": ("torch",)}, "packages", "torch", "pip install '.["),
-        ({"port_error": "host, port: cannot"}, "port", "cannot", "--port 8001"),
+        ({"port_error": "host, port: cannot; try --port 9"}, "port", "cannot", "--port 9"),
+        ({"port_error": "host, port: cannot"}, "port", "cannot", "--host 127.0.0.1"),
         ({"mesh_dir_error": "mesh-dir: no"}, "mesh-dir", "no", "--mesh-dir /tmp"),
         (devices(gpus=(OLD,)), "GPUs", "Old Card (7.5): compute capability 8.0", "--device cpu"),
         (config(device="cuda"), "GPUs", "torch finds none", "--device cpu"),

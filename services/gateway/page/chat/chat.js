@@ -45,6 +45,13 @@ export class Chat {
     return this.#views.map((view) => view.turn);
   }
 
+  /** Offers the fields, images and examples that the model takes. */
+  adapt({ shoal: traits, input_modalities: modalities = [] }) {
+    this.panel.adapt(traits);
+    this.composer.setTakesImages(modalities.includes("image"));
+    this.element.classList.toggle("no-tools", !traits.tool_parser);
+  }
+
   /** What is generated ends; what has come stays. */
   stop() {
     this.#aborting?.abort();
@@ -71,7 +78,7 @@ export class Chat {
       h("h1", {}, "Write to the model"),
       h("p", {}, "Each answer says what it cost, and shows how likely each of its tokens was. Begin with one of these, or with words of your own."),
       h("ul", { class: "examples" }, ...EXAMPLES.map(({ title, text, values }) =>
-        h("li", {}, h("button", { type: "button", onclick: () => this.#try(text, values) }, h("b", {}, title), h("span", {}, text)))))));
+        h("li", { class: values.tools && "needs-tools" }, h("button", { type: "button", onclick: () => this.#try(text, values) }, h("b", {}, title), h("span", {}, text)))))));
   }
 
   #try(text, values) {

@@ -2,22 +2,31 @@ import { h, hold } from "../dom.js";
 import { icon } from "../icons.js";
 
 const MAX_SIDE = 2048;
+const SHOWN_WIDTH = 320; // twice the style's size, for dense screens
+const SHOWN_HEIGHT = 192;
 const QUALITY = 0.9;
 
-/** An image of the user: its `url` holds its data, its `canvas` shows it under its `name`. The browser turns it
- * upright, and metadata stay behind. Rejects what it cannot read. */
+/** An image of the user: its `url` holds its data, its `canvas` shows it small under its `name`. The browser turns
+ * it upright, and metadata stay behind. Rejects what it cannot read. */
 export async function readImage(file) {
   const bitmap = await createImageBitmap(file);
-  const scale = Math.min(1, MAX_SIDE / Math.max(bitmap.width, bitmap.height));
-  const side = (length) => Math.max(1, Math.round(length * scale));
   const name = file.name || "an image";
-  const canvas = h("canvas", { class: "image", role: "img", "aria-label": name });
-  canvas.width = side(bitmap.width);
-  canvas.height = side(bitmap.height);
-  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  bitmap.close();
   const type = file.type === "image/jpeg" ? "image/jpeg" : "image/png";
-  return { url: canvas.toDataURL(type, QUALITY), canvas, name };
+  const url = drawn(bitmap, MAX_SIDE, MAX_SIDE, {}).toDataURL(type, QUALITY);
+  const canvas = drawn(bitmap, SHOWN_WIDTH, SHOWN_HEIGHT, { class: "image", role: "img", "aria-label": name });
+  bitmap.close();
+  return { url, canvas, name };
+}
+
+function drawn(bitmap, maxWidth, maxHeight, attributes) {
+  const scale = Math.min(1, maxWidth / bitmap.width, maxHeight / bitmap.height);
+  const canvas = h("canvas", attributes);
+  canvas.width = Math.max(1, Math.round(bitmap.width * scale));
+  canvas.height = Math.max(1, Math.round(bitmap.height * scale));
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high"; // otherwise lines of a screenshot's text are skipped
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  return canvas;
 }
 
 /** Shows `images` in `element`, each with a way to remove it: `keep` gets the ones that are left. */

@@ -28,9 +28,9 @@ export function requestOf(model, values, turns) {
   return { ...body, ...values.extra };
 }
 
-/** The same request for a terminal, at this page's address. */
+/** The same request for a terminal, at this page's address. An image is too long for an argument. */
 export function curlOf(body) {
-  const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
+  const json = JSON.stringify(body, null, 2);
   const key = sessionStorage.getItem("shoal-api-key") === null ? "" : ' \\\n  -H "Authorization: Bearer $SHOAL_API_KEY"';
-  return `curl -N ${new URL("v1/chat/completions", location.href.split("#")[0])} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d '${json}'`;
+  return `curl -N ${new URL("v1/chat/completions", location.href.split("#")[0])} \\\n  -H 'Content-Type: application/json'${key} \\\n  -d @- <<'END'\n${json}\nEND`;
 }

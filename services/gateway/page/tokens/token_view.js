@@ -23,7 +23,7 @@ export class TokenView {
     const { tokens } = this.answer;
     const known = this.list.childElementCount;
     this.list.append(...tokens.slice(known).map((token, index) => tokenSpan(token, known + index)));
-    if (tokens.length) hold(this.summary, legend(), summaryOf(this.answer));
+    if (tokens.length) hold(this.summary, legend(tokens), summaryOf(this.answer));
   }
 
   #show(element) {
@@ -56,11 +56,14 @@ function tokenSpan(token, index) {
   }, shown(token.text) + (token.text.endsWith("\n") ? "\n" : ""));
 }
 
-function legend() {
+function legend(tokens) {
   const levels = LEVELS.map(({ label }, level) => h("span", { class: "token", "data-level": level }, label));
-  return h("span", { class: "legend" }, ...levels,
-    h("span", { class: "token", "data-draft": "accepted" }, "draft accepted"),
-    h("span", { class: "token", "data-draft": "rejected" }, "draft rejected"));
+  const drafts = ["accepted", "rejected"].map((fate) => h("span", { class: "token", "data-draft": fate }, `draft ${fate}`));
+  return h("span", { class: "legend" }, ...levels, ...(hasDrafts(tokens) ? drafts : []));
+}
+
+function hasDrafts(tokens) {
+  return tokens.some(({ draft }) => draft);
 }
 
 function summaryOf({ tokens, usage }) {
@@ -68,7 +71,7 @@ function summaryOf({ tokens, usage }) {
   const drafted = tokens.filter(({ draft }) => draft?.accepted).length;
   return h("span", { class: "facts" },
     h("span", { title: "the exponential of the mean negative logprob" }, `perplexity ${Math.exp(-mean).toFixed(2)}`),
-    h("span", {}, `${drafted} of ${tokens.length} drafted`),
+    hasDrafts(tokens) ? h("span", {}, `${drafted} of ${tokens.length} drafted`) : null,
     usage ? promptBar(usage) : null);
 }
 
