@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL, INDEX_FILE, TOKENIZER_FILE
+from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL, INDEX_FILE, TOKENIZER_FILE, find_file
 
 HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>.+))?", re.ASCII)
 # A snapshot may lack other files, but not these: the model would answer differently, and unlike
@@ -44,12 +44,13 @@ def locate_model(model: str) -> ModelLocation:
     name, or a snapshot in the Hugging Face cache: ``org/name`` or ``name``, optionally with
     ``@revision`` (a branch, a tag or a whole commit hash). Nothing is downloaded.
 
-    Raises ConfigError if nothing is found.
+    Raises ConfigError if nothing is found, or a folder without ``config.json``.
     """
     folder = Path(model)
     if found := in_other_format(folder):
         return found
     if folder.is_dir():
+        find_file(folder, CONFIG_FILE)
         return ModelLocation(folder.resolve().name, folder)
     if folder.is_file():
         ends = ", ".join(FORMATS)

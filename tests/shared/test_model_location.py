@@ -30,6 +30,9 @@ def test_a_folder_is_itself_and_named_as_it_is(tmp_path: Path, monkeypatch) -> N
     assert locate_model("shoal-tiny") == ModelLocation("shoal-tiny", EMBEDDED_MODEL)
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path / "tiny")
+    with pytest.raises(ConfigError, match=r"model: \. has no file config\.json"):
+        locate_model(".")
+    (tmp_path / "tiny" / "config.json").touch()
     assert locate_model(".").name == "tiny"
 
 
@@ -62,6 +65,7 @@ def test_a_revision_that_is_not_in_the_cache_is_named(cache: Path, revision: str
 def test_a_folder_wins_over_the_cache(cache: Path, tmp_path: Path, monkeypatch) -> None:
     add_model(cache, "org/name")
     (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "org" / "name" / "config.json").touch()
     monkeypatch.chdir(tmp_path)
     assert locate_model("org/name") == ModelLocation("name", Path("org/name"))
 
