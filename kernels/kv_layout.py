@@ -52,7 +52,8 @@ class KVLayout:
 
 
 class LayerKV(NamedTuple):
-    """The KV cache of one layer. Native code lays both tensors out in its own way."""
+    """The KV cache of one layer. Other layers may use the memory between its blocks. Native code
+    lays both tensors out in its own way."""
 
     entries: Tensor  # [num_blocks + 1, block_size, *KVLayout.stored_entry]
     scales: Tensor | None = None  # of codes: [num_blocks + 1, block_size, *scales_shape] float32
@@ -65,7 +66,8 @@ class LayerKV(NamedTuple):
     def clear_slots(self, slots: Tensor) -> None:
         """Zeroes single ``slots`` [N] int64, block · block_size + offset."""
         for tensor in self._tensors:
-            tensor.flatten(0, 1).index_fill_(0, slots, 0)
+            size = tensor.shape[1]
+            tensor[slots // size, slots % size] = 0
 
     @property
     def _tensors(self) -> list[Tensor]:

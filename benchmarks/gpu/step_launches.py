@@ -105,7 +105,7 @@ def _segments(config: Config, num_slots: int, max_len: int) -> tuple[Segments, S
     segments = Segments(
         TorchLM(model),
         DeviceSlots(capacity, table, np.zeros(1, np.int64), META).state,
-        KVCache(shape.section_layouts, 0, BLOCK_SIZE, META, shape.sections),
+        KVCache(shape.kv_layouts, 0, BLOCK_SIZE, META, shape.layer_groups),
         DeviceStatePool(shape.state_specs, capacity, META),
         torch.zeros(1, dtype=torch.int32, device=META),
         drafts=False,

@@ -8,6 +8,11 @@ constexpr int MAX_HEAD_DIM = 512;  // also in kernels/cpu/operators.py
 // Element type of the KV caches: the model's, or quantized values.
 enum Cached : int32_t { NUMBERS, INT8_CODES, FP8_CODES };
 
+// The distance of two blocks of a layer, in elements of its entries and of its scales.
+struct BlockStrides {
+  int64_t entries, scales;
+};
+
 // The quantized value of the largest element.
 template <class W>
 constexpr float HIGHEST_CODE = 127;
@@ -92,15 +97,16 @@ INLINE void widen_tile(const W* codes, int depth, bf16* tile, const W* next) {
   }
 }
 
-// The KV cache of one layer, in blocks [2, num_kv_heads, block_size / 16, 16 · head_dim]. Sixteen
-// keys are a tile of a packed matrix, multiplied with queries; the values of sixteen positions are
-// head_dim / 16 tiles, multiplied with softmax weights. W is the model's type or a quantized type.
-// Quantized tiles are not in pairs but [k][LANES], with scales [2, num_kv_heads, block_size] for
-// each block.
+// The KV cache of one layer, in blocks [2, num_kv_heads, block_size / 16, 16 · head_dim] at
+// multiples of a stride. Sixteen keys are a tile of a packed matrix, multiplied with queries; the
+// values of sixteen positions are head_dim / 16 tiles, multiplied with softmax weights. W is the
+// model's type or a quantized type. Quantized tiles are not in pairs but [k][LANES], with scales
+// [2, num_kv_heads, block_size] for each block.
 template <class W>
 struct Cache {
   W* blocks;
   float* scales;
+  BlockStrides strides;
   int block_size, num_kv_heads, head_dim;
 
   static constexpr bool HAS_CODES = sizeof(W) == 1;
@@ -108,14 +114,12 @@ struct Cache {
   size_t tile_size() const { return (size_t)LANES * head_dim; }
   // A block has the planes of all keys first, then the planes of all values, one per head.
   W* tile(int64_t block, int plane, int tile) const {
-    return blocks + place(block, plane, tile) * head_dim;
+    return blocks + block * strides.entries + place(plane, tile) * head_dim;
   }
   float* tile_scales(int64_t block, int plane, int tile) const {
-    return scales + place(block, plane, tile);
+    return scales + block * strides.scales + place(plane, tile);
   }
-  size_t place(int64_t block, int plane, int tile) const {
-    return (block * 2 * num_kv_heads + plane) * block_size + tile * LANES;
-  }
+  size_t place(int plane, int tile) const { return (size_t)plane * block_size + tile * LANES; }
 
   // Writes key and value [head_dim] to kv_slot = block · block_size + offset. `is_last`: the next
   // slot is unwritten; its half of a bf16 pair is zeroed, because NaN times a weight of 0 is NaN.

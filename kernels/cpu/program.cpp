@@ -108,6 +108,7 @@ struct Step {
   const Group* groups;
   void* const* caches;              // one per layer
   float* const* scales;             // of quantized caches, one per layer
+  const BlockStrides* strides;      // one per layer
   void* const* buffers;             // [num_tokens, size] each
   int32_t cached;                   // a Cached, of the caches with heads or latents
   const LayerStates* layer_states;  // one per layer with states
@@ -247,8 +248,8 @@ struct Prepared {
 template <class T, class W>
 void attend(const Operator& op, const Step& step, float* x, T* out) {
   const Heads& heads = *op.heads;
-  Cache<W> cache = {(W*)step.caches[op.layer], step.scales[op.layer], step.block_size,
-                    heads.num_kv_heads, heads.head_dim};
+  Cache<W> cache = {(W*)step.caches[op.layer], step.scales[op.layer], step.strides[op.layer],
+                    step.block_size,           heads.num_kv_heads,    heads.head_dim};
   T* query = (T*)step.buffers[op.second];
   const float* squares = squares_of_ranks(heads, x, step.num_tokens);
   const Group& group = step.groups[op.group];
@@ -499,9 +500,10 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case SHORT_CONV: {
         const Group& group = step.groups[op.group];
-        ColumnCache<T> cache = {step.caches + op.layer, op.short_conv->part};
-        run_short_conv<T>(*op.short_conv, cache, group.rows, group.slot_mapping, step.block_size,
-                          (const float*)in, num, op.size, (T*)out);
+        ColumnCache<T> cache = {step.caches + op.layer, step.strides + op.layer, step.block_size,
+                                op.short_conv->part};
+        run_short_conv<T>(*op.short_conv, cache, group.rows, group.slot_mapping, (const float*)in,
+                          num, op.size, (T*)out);
         break;
       }
       case GATED_DELTA:

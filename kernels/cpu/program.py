@@ -33,7 +33,7 @@ class StepStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_tokens", "block_size")),
         *((name, Pointer) for name in ("positions", "groups")),
-        *((name, Pointer) for name in ("caches", "scales", "buffers")),
+        *((name, Pointer) for name in ("caches", "scales", "strides", "buffers")),
         ("cached", Int),
         *((name, Pointer) for name in ("layer_states", "state_rows")),
     ]
@@ -73,8 +73,8 @@ GroupBlocks = tuple[Tensor, AttentionBatch]
 
 class _Caches:
     """Addresses of all layers' caches, and the element type of the ``coded`` layers, which may be
-    quantized. Raises ValueError if these differ in type or lack scales, or ``plain`` ones are
-    quantized."""
+    quantized. Raises ValueError if these differ in type or lack scales, ``plain`` ones are
+    quantized, or the blocks of ``dense`` ones are not contiguous."""
 
     def __init__(
         self,
@@ -82,10 +82,15 @@ class _Caches:
         dtype: torch.dtype,
         coded: Set[int] = frozenset(),
         plain: Set[int] = frozenset(),
+        dense: Set[int] = frozenset(),
     ) -> None:
         self.pairs = pairs
         self.entries = (Pointer * len(pairs))(*(entries.data_ptr() for entries, _ in pairs))
         self.scales = (Pointer * len(pairs))(*(address(scales) for _, scales in pairs))
+        strides = [0 if each is None else each.stride(0) for pair in pairs for each in pair]
+        self.strides = (ctypes.c_int64 * len(strides))(*strides)
+        if not all(pairs[layer][0].is_contiguous() for layer in dense):
+            raise ValueError("the blocks of latents, or of an index, are not contiguous")
         known = {
             dtype: Cached.NUMBERS,
             torch.int8: Cached.INT8_CODES,
@@ -134,6 +139,7 @@ class NativeProgram:
         self._caches = _Caches((), library.dtype)
         self._coded = {each.layer for each in operators if each.heads or each.latents}
         self._plain = {each.layer for each in operators if each.index or each.columns}
+        self._dense = {each.layer for each in operators if each.latents or each.index}
         self._has_states = any(each.delta is not None for each in operators)
         self._state_layers = StateLayers(())
 
@@ -164,8 +170,8 @@ class NativeProgram:
         step reuses.
 
         ``kv_caches`` and the layers' states are usually the same lists in every run. ``cache.h``
-        documents the layout; only the sizes of caches and scales are read here. Caches of heads and
-        latents have the library's type, or all the same quantized type.
+        documents the layout; only the strides of caches and scales are read here. Caches of heads
+        and latents have the library's type, or all the same quantized type.
         """
         num_tokens = len(inputs[0])
         places = [slot_mapping for slot_mapping, _ in groups]
@@ -182,7 +188,8 @@ class NativeProgram:
         self._places[self._output] = out.data_ptr()
         self._make_room(num_tokens)
         if kv_caches is not self._caches.pairs:
-            self._caches = _Caches(kv_caches, self.library.dtype, self._coded, self._plain)
+            kinds = self._coded, self._plain, self._dense
+            self._caches = _Caches(kv_caches, self.library.dtype, *kinds)
         structs = (_GroupStruct * len(groups))(*map(_group, groups)) if groups else None
         step = StepStruct(
             num_tokens=num_tokens,
@@ -191,6 +198,7 @@ class NativeProgram:
             groups=None if structs is None else ctypes.addressof(structs),
             caches=ctypes.cast(self._caches.entries, Pointer),
             scales=ctypes.cast(self._caches.scales, Pointer),
+            strides=ctypes.cast(self._caches.strides, Pointer),
             buffers=ctypes.cast(self._places, Pointer),
             cached=self._caches.cached,
         )

@@ -13,10 +13,13 @@ struct ShortConv {
 template <class T>
 struct ColumnCache {
   void* const* caches;
-  int part;
+  const BlockStrides* strides;
+  int block_size, part;
 
-  T* at(int64_t slot, int channel) const {
-    return (T*)caches[channel / part] + slot * part + channel % part;
+  T* at(int64_t block, int offset, int channel) const {
+    int number = channel / part;
+    T* entries = (T*)caches[number] + block * strides[number].entries;
+    return entries + (size_t)offset * part + channel % part;
   }
 };
 
@@ -24,13 +27,14 @@ struct ColumnCache {
 // [num, size].
 template <class T>
 void run_short_conv(const ShortConv& conv, ColumnCache<T> cache, const Rows& rows,
-                    const int64_t* slot_mapping, int block_size, const float* x, int num, int size,
-                    T* out) {
+                    const int64_t* slot_mapping, const float* x, int num, int size, T* out) {
+  int block_size = cache.block_size;
   each_row(num, 3 * size, [=](size_t at) {
     const float *b = x + at, *u = b + 2 * size;
     int64_t slot = slot_mapping[at / (3 * size)];
     for (int i = 0; i < size; i += LANES)
-      store_narrow(cache.at(slot, i), mul(load(b + i), load(u + i)));
+      store_narrow(cache.at(slot / block_size, slot % block_size, i),
+                   mul(load(b + i), load(u + i)));
   });
   each_row(num, size, [=, &conv, &rows](size_t at) {
     int t = at / size, row = row_of(rows, t);
@@ -42,8 +46,8 @@ void run_short_conv(const ShortConv& conv, ColumnCache<T> cache, const Rows& row
       for (int j = 0; j < conv.width; j++) {
         int64_t seen = position - (conv.width - 1 - j);
         if (seen < 0) continue;
-        int64_t slot = table[seen / block_size] * block_size + seen % block_size;
-        total = fma(load(conv.weight + (size_t)j * size + i), load_wide(cache.at(slot, i)), total);
+        const T* entry = cache.at(table[seen / block_size], seen % block_size, i);
+        total = fma(load(conv.weight + (size_t)j * size + i), load_wide(entry), total);
       }
       store_narrow(out + at + i, mul(load(c + i), total));
     }

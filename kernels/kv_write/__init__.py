@@ -20,10 +20,11 @@ def kv_write(
     ``kv_scales`` [num_blocks + 1, block_size, 2, H_kv] float32 the cache is quantized
     (``kv_codes``). torch serves every device.
     """
-    kv_slots = kv_cache.flatten(0, 1)  # [entries, 2, H_kv, D]
+    block_size = kv_cache.shape[1]
+    entries = slot_mapping // block_size, slot_mapping % block_size
     for place, numbers in enumerate((key, value)):
         stored = numbers
         if kv_scales is not None:
             stored, scales = quantize(numbers, kv_cache.dtype)
-            kv_scales.flatten(0, 1)[:, place].index_copy_(0, slot_mapping, scales)
-        kv_slots[:, place, :, : stored.shape[2]].index_copy_(0, slot_mapping, stored)
+            kv_scales[:, :, place].index_put_(entries, scales)
+        kv_cache[:, :, place, :, : stored.shape[2]].index_put_(entries, stored)

@@ -25,16 +25,16 @@ def rope_kv(
     is_interleaved: bool,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    num_kv_heads, head_dim = kv_cache.shape[3:]
+    block_size, _, num_kv_heads, head_dim = kv_cache.shape[1:]
     num_tokens = len(heads)
     num_heads = heads.shape[1] // head_dim - 2 * num_kv_heads
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
     if not num_tokens:
         return query
-    if not (heads.is_contiguous() and kv_cache.is_contiguous() and rotation.is_contiguous()):
-        raise ValueError("rope_kv takes contiguous heads, rotation and kv_cache")
-    if kv_scales is not None and not kv_scales.is_contiguous():
-        raise ValueError("rope_kv takes contiguous kv_scales")
+    if not (heads.is_contiguous() and kv_cache[0].is_contiguous() and rotation.is_contiguous()):
+        raise ValueError("rope_kv takes contiguous heads, rotation and blocks of kv_cache")
+    if kv_scales is not None and not kv_scales[0].is_contiguous():
+        raise ValueError("rope_kv takes contiguous blocks of kv_scales")
     grid = (num_tokens, cdiv(num_heads + 2 * num_kv_heads, BLOCK_HEADS))
     rope_kv_kernel[grid](
         heads,
@@ -50,6 +50,9 @@ def rope_kv(
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        BLOCK_STRIDE=kv_cache.stride(0),
+        SCALES_STRIDE=0 if kv_scales is None else kv_scales.stride(0),
         ROTARY_DIM=rotation.shape[2],
         IS_INTERLEAVED=is_interleaved,
         BLOCK_HEADS=BLOCK_HEADS,
@@ -68,13 +71,16 @@ def rope_kv_kernel(
     p_rotation,  # [2, T, ROTARY_DIM] float32
     p_slot_mapping,  # [T] int64
     p_query,  # [T, H, D]
-    p_kv_cache,  # [places, 2 * H_kv, D]
-    p_kv_scales,  # [places, 2 * H_kv] float32 | None
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2 * H_kv, D], strided
+    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2 * H_kv] float32, strided | None
     num_tokens,
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     ROTARY_DIM: tl.constexpr,  # of a head's first elements
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
@@ -119,15 +125,15 @@ def rope_kv_kernel(
     p_own = p_query + (i_token * NUM_HEADS + o_head[:, None]) * HEAD_DIM + o_dim[None, :]
     tl.store(p_own, b_out, mask=is_query & is_dim)
     # A cache entry has its keys before its values, as a token has.
-    o_kv = o_head[:, None] - NUM_HEADS
-    p_kv_slot = p_kv_cache + (kv_slot * 2 * NUM_KV_HEADS + o_kv) * HEAD_DIM + o_dim[None, :]
+    block, offset = kv_slot // BLOCK_SIZE, kv_slot % BLOCK_SIZE
+    o_kv = offset * 2 * NUM_KV_HEADS + o_head - NUM_HEADS
+    p_kv_slot = p_kv_cache + block * BLOCK_STRIDE + o_kv[:, None] * HEAD_DIM + o_dim[None, :]
     if p_kv_scales is None:
         tl.store(p_kv_slot, b_out, mask=is_kv[:, None] & is_dim)
     else:
         b_code, b_scale = quantize(b_out.to(tl.float32), p_kv_cache.dtype.element_ty)
         tl.store(p_kv_slot, b_code, mask=is_kv[:, None] & is_dim)
-        p_kv_scale = p_kv_scales + kv_slot * 2 * NUM_KV_HEADS + o_head - NUM_HEADS
-        tl.store(p_kv_scale, b_scale, mask=is_kv)
+        tl.store(p_kv_scales + block * SCALES_STRIDE + o_kv, b_scale, mask=is_kv)
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 A token's input is (b, c, u) of equal size. b · u is its entry in the cache, and the output is
 c · (Σ_j w[:, j] · entry of the token ``width − 1 − j`` places before + bias). An entry is rounded
 to the cache's dtype before it is used, so that the chunks of a prompt do not matter. It has several
-parts, each in the cache of one section (``services/worker/machine/kv_groups.py``).
+parts, each in a cache of its own.
 
 ``reference.py`` computes it token by token; torch serves CPUs, Triton CUDA devices.
 """
@@ -40,13 +40,16 @@ def short_conv(
 
         return launch(x, weight, bias, caches, slot_mapping, places)
     b, c, u = x.chunk(3, 1)
-    entries = [cache.flatten(0, 1).flatten(1) for cache in caches]
-    parts = (b * u).to(entries[0].dtype).split(entries[0].shape[1], 1)
+    entries = [cache.flatten(2) for cache in caches]
+    block_size, size = entries[0].shape[1:]
+    parts = (b * u).to(entries[0].dtype).split(size, 1)
     for part, of_section in zip(parts, entries, strict=False):
-        of_section[slot_mapping, : part.shape[1]] = part
+        of_section[slot_mapping // block_size, slot_mapping % block_size, : part.shape[1]] = part
     num_parts = len(parts)
     seen = torch.cat([places, slot_mapping[:, None]], 1)  # [T, width], the token's own last
-    gathered = [each[seen.clamp(min=0)] for each in entries[:num_parts]]  # [T, width, part]
+    found = seen.clamp(min=0)
+    blocks, offsets = found // block_size, found % block_size
+    gathered = [each[blocks, offsets] for each in entries[:num_parts]]  # [T, width, part]
     columns = torch.cat(gathered, 2)[:, :, : weight.shape[0]].float()
     columns = columns.masked_fill((seen < 0)[:, :, None], 0.0)
     summed = torch.zeros_like(columns[:, 0])

@@ -24,25 +24,27 @@ def launch(
         raise ValueError("short_conv: x must be contiguous")
     num_tokens, (size, width) = len(x), weight.shape
     out = x.new_empty(num_tokens, size)
-    part = caches[0][0, 0].numel()
+    block_size, part = caches[0].shape[1], caches[0][0, 0].numel()
     sizes = [min(part, size - first) for first in range(0, size, part)]
     for number, (cache, channels) in enumerate(zip(caches, sizes, strict=False)):
         grid = num_tokens, cdiv(channels, BLOCK)
-        own = number * part, channels, size, part, width, BLOCK
-        write_kernel[grid](x, cache, slot_mapping, *own[:4], BLOCK)
-        conv_kernel[grid](x, weight, bias, cache, slot_mapping, places, out, *own)
+        own = number * part, channels, size, part, block_size, cache.stride(0)
+        write_kernel[grid](x, cache, slot_mapping, *own, BLOCK)
+        conv_kernel[grid](x, weight, bias, cache, slot_mapping, places, out, *own, width, BLOCK)
     return out
 
 
 @triton.jit
 def write_kernel(
     p_x,  # [T, 3 SIZE]
-    p_cache,  # [entries, PART]
+    p_cache,  # [blocks, BLOCK_SIZE, PART], strided
     p_slot_mapping,  # [T]
     FIRST: tl.constexpr,
     CHANNELS: tl.constexpr,
     SIZE: tl.constexpr,
     PART: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
@@ -53,7 +55,8 @@ def write_kernel(
     b_input = tl.load(p_row + 2 * SIZE, mask=is_channel, other=0).to(tl.float32)
     slot = tl.load(p_slot_mapping + i_token)
     b_entry = (b_gate * b_input).to(p_cache.dtype.element_ty)
-    tl.store(p_cache + slot * PART + o_channel, b_entry, mask=is_channel)
+    p_entry = p_cache + slot // BLOCK_SIZE * BLOCK_STRIDE + slot % BLOCK_SIZE * PART
+    tl.store(p_entry + o_channel, b_entry, mask=is_channel)
 
 
 @triton.jit
@@ -61,7 +64,7 @@ def conv_kernel(
     p_x,  # [T, 3 SIZE]
     p_weight,  # [SIZE, WIDTH]
     p_bias,  # [SIZE] or None
-    p_cache,  # [entries, PART]
+    p_cache,  # [blocks, BLOCK_SIZE, PART], strided
     p_slot_mapping,  # [T]
     p_places,  # [T, WIDTH - 1]
     p_out,  # [T, SIZE]
@@ -69,6 +72,8 @@ def conv_kernel(
     CHANNELS: tl.constexpr,
     SIZE: tl.constexpr,
     PART: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -82,8 +87,9 @@ def conv_kernel(
             place = tl.load(p_places + i_token * (WIDTH - 1) + column)
         else:
             place = tl.load(p_slot_mapping + i_token)
-        p_entry = p_cache + tl.maximum(place, 0) * PART + o_channel
-        b_entry = tl.load(p_entry, mask=is_channel, other=0).to(tl.float32)
+        slot = tl.maximum(place, 0)
+        p_entry = p_cache + slot // BLOCK_SIZE * BLOCK_STRIDE + slot % BLOCK_SIZE * PART
+        b_entry = tl.load(p_entry + o_channel, mask=is_channel, other=0).to(tl.float32)
         b_weight = tl.load(p_weight + o_whole * WIDTH + column, mask=is_channel, other=0)
         b_total += tl.where(place >= 0, b_entry, 0.0) * b_weight.to(tl.float32)
     if p_bias is not None:

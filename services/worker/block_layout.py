@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 from shared.model_folder import read_model_info, weight_files
 from shared.settings.worker import WorkerConfig
 
-FORMAT = 1  # of the order of bytes in a block
+FORMAT = 2  # of the order of bytes in a block
 # Settings that change keys and values.
 SETTINGS = (
     "load_format",
@@ -52,7 +52,7 @@ def facts_of(
         "weights": _facts_of_weights(folder),
         "dtype": str(dtype),
         **{name: str(getattr(settings, name)) for name in SETTINGS},
-        "sections": [facts_of_section(section) for section in kv_cache.sections],
+        "layers": [facts_of_layer(layer) for layer in kv_cache.layers],
         "backend": backend_of(model),
     }
 
@@ -67,8 +67,8 @@ def _facts_of_weights(folder: Path) -> list[object]:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def facts_of_section(section: Iterable[Tensor | None]) -> list[object]:
-    return [[str(each.dtype), list(each.shape[1:])] for each in section if each is not None]
+def facts_of_layer(layer: Iterable[Tensor | None]) -> list[object]:
+    return [[str(each.dtype), list(each.shape[1:])] for each in layer if each is not None]
 
 
 def backend_of(model: CausalLM) -> str:
@@ -84,10 +84,9 @@ def digest_of(facts: dict[str, object]) -> str:
 
 
 class BlockMemory:
-    """The memory of each block, or state, of ``sections``: tensors [blocks, ...], one by one."""
+    """The memory of each block, or state, in ``tensors`` [blocks, ...], one by one."""
 
-    def __init__(self, sections: Iterable[Iterable[Tensor | None]]) -> None:
-        tensors = [each for section in sections for each in section if each is not None]
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._rows = [
             tensor.flatten(1).view(torch.uint8).numpy() for tensor in tensors if tensor.numel()
         ]

@@ -22,6 +22,7 @@ from kernels.paged_attention import (
 )
 from shared.wire.kv_groups import num_passed
 from shared.wire.messages import Group
+from tests.kernels.strided import apart
 
 MAX_BLOCKS, MAX_KV_HEADS = 24, 8
 CPU = torch.device("cpu")
@@ -110,8 +111,8 @@ def compare(
     if options.sinks is not None:
         options = options._replace(sinks=options.sinks.to(device))
     if scales is not None:
-        scales = scales.to(device)
-    actual = attend(query.to(device), cache.to(device), attention, scale, options, scales)
+        scales = apart(scales.to(device))
+    actual = attend(query.to(device), apart(cache.to(device)), attention, scale, options, scales)
     torch.testing.assert_close(actual.cpu(), expected, atol=tolerance, rtol=tolerance)
     assert attention.decode is None or not attention.decode.arrivals.any(), "for the next launch"
 

@@ -104,7 +104,7 @@ def start(
         segments = Segments(
             TorchLM(model),
             DeviceSlots(capacity, table, np.zeros(2, np.int64), CPU).state,
-            KVCache(shape.section_layouts, num_blocks, block_size, CPU, shape.sections),
+            KVCache(shape.kv_layouts, num_blocks, block_size, CPU, shape.layer_groups),
             DeviceStatePool(shape.state_specs, capacity, CPU, is_trial=not num_blocks),
             torch.zeros(2, dtype=torch.int32),
             drafts=drafts,

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.kv_codes import dequantize, quantize
 from kernels.rms_norm import Norm
 from kernels.rope_kv import reference, rope_kv
+from tests.kernels.strided import apart
 
 EPS = 1e-6
 NUM_KV_SLOTS = 24
@@ -40,8 +41,8 @@ def compare(
     expected_scales = None
     if codes is not None:
         expected_cache, expected_scales = quantize(expected_cache, codes)
-    cache = expected_cache.to(device, copy=True)
-    scales = None if expected_scales is None else expected_scales.to(device, copy=True)
+    cache = apart(expected_cache.to(device))
+    scales = None if expected_scales is None else apart(expected_scales.to(device))
     expected = reference.rope_kv(
         heads,
         *_norms(weights),

@@ -87,6 +87,8 @@ def compiled_attention(
         "WINDOW": shape.window,
         "SOFTCAP": shape.softcap,
         "BLOCK_SIZE": BLOCK_SIZE,
+        "BLOCK_STRIDE": BLOCK_SIZE * 2 * shape.num_kv_heads * shape.widest,
+        "SCALES_STRIDE": BLOCK_SIZE * 2 * shape.num_kv_heads,
         "BLOCK_QUERIES": config.num_queries,
         "BLOCK_KEYS": config.num_keys,
         "BLOCK_DIM": triton.next_power_of_2(shape.head_dim),

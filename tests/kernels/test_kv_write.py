@@ -5,6 +5,7 @@ import torch
 
 from kernels.kv_codes import HIGHEST_CODE, dequantize
 from kernels.kv_write import kv_write, reference
+from tests.kernels.strided import apart
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 13])
@@ -12,7 +13,7 @@ from kernels.kv_write import kv_write, reference
 def test_keys_and_values_go_to_their_slot_mapping_and_nothing_else_changes(
     num_tokens: int, dtype: torch.dtype
 ) -> None:
-    cache = torch.randn(6, 4, 2, 3, 8).to(dtype)
+    cache = apart(torch.randn(6, 4, 2, 3, 8).to(dtype))
     # keys and values as attention has them: slices of one GEMM's output
     heads = torch.randn(num_tokens, 10, 8).to(dtype)
     slot_mapping = torch.randperm(24)[:num_tokens]
@@ -26,7 +27,8 @@ def test_keys_and_values_go_to_their_slot_mapping_and_nothing_else_changes(
 @pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 def test_codes_have_scales(num_tokens: int, codes: torch.dtype) -> None:
     """Values may be smaller than keys."""
-    cache, scales = torch.randint(0, 100, (6, 4, 2, 3, 8)).to(codes), torch.randn(6, 4, 2, 3)
+    cache = apart(torch.randint(0, 100, (6, 4, 2, 3, 8)).to(codes))
+    scales = apart(torch.randn(6, 4, 2, 3))
     key, value = torch.randn(num_tokens, 3, 8), torch.randn(num_tokens, 3, 6)
     slot_mapping = torch.randperm(24)[:num_tokens]
     expected, expected_scales = cache.clone(), scales.clone()

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.paged_attention import AttentionBatch, DeviceAttention, prepare_attention
 from kernels.short_conv import previous_places, reference, short_conv
 from tests.kernels.attended import MAX_BLOCKS, Step, device_attention
+from tests.kernels.strided import apart
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 ENTRY = (2, 2, 8)
@@ -32,7 +33,8 @@ class Paged:
         tables = torch.randperm(num_blocks).view(-1, MAX_BLOCKS)
         self.tables = tables.numpy()
         shape = num_blocks + 1, step.block_size, *ENTRY
-        self.caches = [torch.full(shape, math.nan, dtype=dtype) for _ in range(num_parts)]
+        empty = torch.full(shape, math.nan, dtype=dtype)
+        self.caches = [apart(empty) for _ in range(num_parts)]
         self.inputs = [
             torch.randn(before + num, 3 * size).to(dtype) for before, num in step.rows.tolist()
         ]
@@ -76,7 +78,8 @@ class Paged:
     def _write(self, place: int, entry: Tensor) -> None:
         part = math.prod(ENTRY)
         for cache, numbers in zip(self.caches, entry.split(part), strict=True):
-            cache.flatten(0, 1).flatten(1)[place, : len(numbers)] = numbers
+            block, offset = divmod(place, self.step.block_size)
+            cache.flatten(2)[block, offset, : len(numbers)] = numbers
 
 
 @steps

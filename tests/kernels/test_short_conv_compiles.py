@@ -10,6 +10,8 @@ SHAPE: dict[str, int | None] = {
     "CHANNELS": 1024,
     "SIZE": 2048,
     "PART": 1024,
+    "BLOCK_SIZE": 16,
+    "BLOCK_STRIDE": 16 * 1024,
     "BLOCK": BLOCK,
 }
 INTS = {"p_slot_mapping": "*i64"}

@@ -87,17 +87,17 @@ def attend(
     options: AttentionOptions = PLAIN,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    if not (query.is_contiguous() and kv_cache.is_contiguous()):
-        raise ValueError("attend takes contiguous queries and caches")
-    if kv_scales is not None and not kv_scales.is_contiguous():
-        raise ValueError("attend takes contiguous scales")
     cache = Cache(kv_cache, kv_scales)
+    is_latent = kv_cache.shape[2] == 1
+    stored = [each if is_latent else each[0] for each in cache if each is not None]
+    if not all(each.is_contiguous() for each in (query, *stored)):
+        raise ValueError("attend takes contiguous queries, and caches with contiguous blocks")
     out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
     decode, chunks = attention.decode, attention.chunks
     if _is_out_of_reach(options.window, attention):
         options = options._replace(window=None)
     num_decoded = 0 if decode is None else decode.num_tokens
-    if kv_cache.shape[2] == 1:
+    if is_latent:
         _attend_latents(out, query, cache, attention, scale, options)
         return out
     if decode is not None:
@@ -173,7 +173,7 @@ def _decode(
         rows.arrivals,
         options.sinks,
         out,
-        **_sizes(query, cache.numbers, value_dim),
+        **_sizes(query, cache, value_dim),
         WIDTH=rows.width,
         NUM_HEADS=num_heads,
         WINDOW=options.window,
@@ -222,7 +222,7 @@ def _attend_chunks(
         scale * LOG2_E.value,
         options.sinks,
         out,
-        **_sizes(query, cache.numbers, value_dim),
+        **_sizes(query, cache, value_dim),
         NUM_HEADS=num_heads,
         WINDOW=options.window,
         SOFTCAP=options.softcap,
@@ -241,13 +241,15 @@ def num_heads_together(num_heads: int, num_kv_heads: int) -> int:
     return gcd(num_heads // num_kv_heads, switches.PROMPT_HEADS)
 
 
-def _sizes(query: Tensor, kv_cache: Tensor, value_dim: int) -> dict[str, Any]:
+def _sizes(query: Tensor, cache: Cache, value_dim: int) -> dict[str, Any]:
     """Compile-time sizes of queries, values and the cache's entries."""
-    block_size, _, num_kv_heads, cache_dim = kv_cache.shape[1:]
+    block_size, _, num_kv_heads, cache_dim = cache.numbers.shape[1:]
     head_dim = query.shape[2]
     return {
         "NUM_KV_HEADS": num_kv_heads,
         "BLOCK_SIZE": block_size,
+        "BLOCK_STRIDE": cache.numbers.stride(0),
+        "SCALES_STRIDE": 0 if cache.scales is None else cache.scales.stride(0),
         "HEAD_DIM": head_dim,
         "VALUE_DIM": value_dim,
         "CACHE_DIM": cache_dim,

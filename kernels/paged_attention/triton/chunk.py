@@ -9,8 +9,8 @@ from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys
 @triton.jit
 def chunk_kernel(
     p_query,  # [T, H, HEAD_DIM]
-    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM]
-    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv] float32 | None
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM], strided
+    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv] float32, strided | None
     p_slots,  # [R] int32
     p_tables,  # [N, table_stride] int32
     table_stride,
@@ -32,6 +32,8 @@ def chunk_kernel(
     VALUE_DIM: tl.constexpr,
     CACHE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     NUM_SHARED: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
@@ -102,6 +104,8 @@ def chunk_kernel(
         VALUE_DIM,
         CACHE_DIM,
         BLOCK_SIZE,
+        BLOCK_STRIDE,
+        SCALES_STRIDE,
         BLOCK_QUERIES,
         BLOCK_KEYS,
         BLOCK_DIM,

@@ -16,8 +16,8 @@ COMBINED_QUERIES = tl.constexpr(8)  # per iteration: more parts, all in flight, 
 @triton.jit
 def decode_kernel(
     p_query,  # [B * WIDTH, H, HEAD_DIM]
-    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM]
-    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv] float32 | None
+    p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM], strided
+    p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv] float32, strided | None
     p_slots,  # [B] int32
     p_tables,  # [N, table_stride] int32
     table_stride,
@@ -39,6 +39,8 @@ def decode_kernel(
     VALUE_DIM: tl.constexpr,
     CACHE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     SPLIT_TILES: tl.constexpr,
     NUM_TILES: tl.constexpr,
@@ -98,6 +100,8 @@ def decode_kernel(
         VALUE_DIM,
         CACHE_DIM,
         BLOCK_SIZE,
+        BLOCK_STRIDE,
+        SCALES_STRIDE,
         BLOCK_QUERIES,
         BLOCK_KEYS,
         BLOCK_DIM,

@@ -41,6 +41,8 @@ def attend_keys(
     VALUE_DIM: tl.constexpr,
     CACHE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -66,21 +68,22 @@ def attend_keys(
             acc, top, total = _attend_tile(
                 b_query, o_own, o_last, p_kv, p_scales, p_table, key, first, first_shared,
                 last_shared, end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS,
-                HEAD_DIM, VALUE_DIM, CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
+                HEAD_DIM, VALUE_DIM, CACHE_DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE,
+                BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
             )  # fmt: skip
     for own in tl.range(own_shared, own_tail):
         key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
             b_query, o_own, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
             end, scale, acc, top, total, False, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
-            CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
+            CACHE_DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
     for own in tl.range(max(own_shared, own_tail), own_end):
         key = base + place_of_tile(own, i_split, NUM_SPLITS, SPLIT_TILES) * BLOCK_KEYS
         acc, top, total = _attend_tile(
             b_query, o_own, o_last, p_kv, p_scales, p_table, key, first, first_shared, last_shared,
             end, scale, acc, top, total, True, WINDOW, SOFTCAP, NUM_KV_HEADS, HEAD_DIM, VALUE_DIM,
-            CACHE_DIM, BLOCK_SIZE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
+            CACHE_DIM, BLOCK_SIZE, BLOCK_STRIDE, SCALES_STRIDE, BLOCK_KEYS, BLOCK_DIM, BLOCK_VALUE,
         )  # fmt: skip
     if p_scales is not None and p_kv.dtype.element_ty == tl.int8:
         acc *= 1 / INT8_LIFT
@@ -132,6 +135,8 @@ def _attend_tile(
     VALUE_DIM: tl.constexpr,
     CACHE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALES_STRIDE: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
@@ -151,13 +156,13 @@ def _attend_tile(
         b_block = tl.load(p_table + o_key // BLOCK_SIZE, mask=is_there, other=0)
     else:
         b_block = tl.load(p_table + o_key // BLOCK_SIZE)
-    o_place = b_block.to(tl.int64) * BLOCK_SIZE + o_key % BLOCK_SIZE
-    p_entry = p_kv + o_place[:, None] * (2 * NUM_KV_HEADS * CACHE_DIM)
+    o_block, o_place = b_block.to(tl.int64), o_key % BLOCK_SIZE * (2 * NUM_KV_HEADS)
+    p_entry = p_kv + (o_block * BLOCK_STRIDE + o_place * CACHE_DIM)[:, None]
     b_key = tl.load(p_entry + o_dim[None, :], mask=is_key_loaded, other=0)
     p_value = p_entry + o_value[None, :] + NUM_KV_HEADS * CACHE_DIM
     b_value = tl.load(p_value, mask=is_value_loaded, other=0)
     if p_scales is not None:
-        p_scale = p_scales + o_place * (2 * NUM_KV_HEADS)
+        p_scale = p_scales + o_block * SCALES_STRIDE + o_place
         if IS_EDGE:
             b_key_scale = tl.load(p_scale, mask=is_there, other=0)
             b_value_scale = tl.load(p_scale + NUM_KV_HEADS, mask=is_there, other=0)

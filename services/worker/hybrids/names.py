@@ -7,6 +7,7 @@ from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.weights.checkpoint import Checkpoint, TensorSource
+from services.worker.weights.mtp_layouts import Layout, MtpView, hidden_first
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,20 @@ NEMOTRON_H = {
     "model.norm.": TensorSource("backbone.norm_f."),
     "model.layers.": TensorSource("backbone.layers."),
 }
+# Two layers of one mixer each are one of ours. Source: nemotron_h_mtp of vLLM.
+FIRST_HEAD = "mtp.layers.0.", "mtp.layers.1."
+NEMOTRON_MTP = Layout(
+    {
+        "token_layernorm": TensorSource("mtp.layers.0.enorm"),
+        "hidden_layernorm": TensorSource("mtp.layers.0.hnorm"),
+        "input_proj.weight": TensorSource("mtp.layers.0.eh_proj.weight", hidden_first),
+        "input_layernorm": TensorSource("mtp.layers.0.norm"),
+        "self_attn": TensorSource("mtp.layers.0.mixer"),
+        "post_attention_layernorm": TensorSource("mtp.layers.1.norm"),
+        "mlp": TensorSource("mtp.layers.1.mixer"),
+        "final_layernorm": TensorSource("mtp.layers.1.final_layernorm"),
+    }
+)
 FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
     "GraniteMoeHybridForCausalLM": GRANITE4,
     "KimiLinearForCausalLM": KIMI_LINEAR,
@@ -51,11 +66,20 @@ FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
 
 
 class Renamed(Checkpoint):
-    """A view of ``checkpoint`` by our names, without an MTP head."""
+    """A view of ``checkpoint`` by our names, without MTP tensors except those of ``heads``."""
 
-    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, TensorSource]) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Mapping[str, TensorSource],
+        heads: tuple[str, ...] = (),
+    ) -> None:
         self._checkpoint, tensors = checkpoint, checkpoint.tensors
-        own = {name: each for name, each in tensors.items() if not name.startswith(MTP)}
+        own = {
+            name: each
+            for name, each in tensors.items()
+            if name.startswith(heads) or not name.startswith(MTP)
+        }
         super().__init__(checkpoint.folder, own)
         if num_left := len(tensors) - len(own):
             log.info("MTP: %d tensors are left out, and there are no drafts by them", num_left)
@@ -73,6 +97,8 @@ class Renamed(Checkpoint):
 
 def view(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` by our names."""
-    return Renamed(
-        checkpoint, next(FAMILIES[each] for each in config.architectures if each in FAMILIES)
-    )
+    names = next(FAMILIES[each] for each in config.architectures if each in FAMILIES)
+    if not getattr(config, "num_nextn_predict_layers", 0):
+        return Renamed(checkpoint, names)
+    renamed = Renamed(checkpoint, names, FIRST_HEAD)
+    return MtpView(renamed, NEMOTRON_MTP, config.num_hidden_layers)

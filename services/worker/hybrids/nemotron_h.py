@@ -1,7 +1,7 @@
 """Nemotron-H (arXiv 2504.03624) and Nemotron 3: a layer is Mamba-2, attention without rotary
 positions, an MLP or experts. MLPs and experts have no gates."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -14,24 +14,33 @@ from services.worker.hybrids.delta_rows import DeltaSpec
 from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, NoRope, kind_problems
 from services.worker.hybrids.mamba import Mamba, MambaOptions, step_limits
 from services.worker.layers.attention import Attention
-from services.worker.layers.experts import Experts, Router
+from services.worker.layers.experts import Router
 from services.worker.layers.gated import UNGATED_NAMES, GatedProducts
 from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig
+from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts
 
 MLP, EXPERTS = "mlp", "moe"
 PATTERN = {"M": STATEFUL, "*": ATTENTION, "-": MLP, "E": EXPERTS}
 OLDER_NAMES = {"attention": ATTENTION, "mamba": STATEFUL}
+HEAD_KINDS = [ATTENTION, EXPERTS]  # the published MTP heads
 HEAD_NAMES = "mamba_num_heads", "n_groups"
 ACTS = {"mlp_hidden_act": "relu2", "mamba_hidden_act": "silu"}
 
 
-class LatentMixture(Experts):
+def _kinds(names: Sequence[str] | None, pattern: str) -> list[str]:
+    if names is not None:
+        return [OLDER_NAMES.get(each, each) for each in names]
+    return [PATTERN.get(each, each) for each in pattern]
+
+
+class LatentMixture(Mixture):
     """Experts with inputs and outputs of a smaller size, and a network that all tokens share. The
     router reads the tokens as they are."""
 
@@ -43,25 +52,23 @@ class LatentMixture(Experts):
         narrows: Linear,
         widens: Linear,
     ) -> None:
-        super().__init__(gate, experts, "relu2")
-        self.shared_experts = shared
+        super().__init__(gate, experts, shared, "relu2")
         self.fc1_latent_proj, self.fc2_latent_proj = narrows, widens
 
-    def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X) -> X:
-        """widens(experts(narrows(norm(x)))) + shared(norm(x)) + residual: [T, hidden] →
+    def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X, scale: float = 1.0) -> X:
+        """scale · (widens(experts(narrows(norm(x)))) + shared(norm(x))) + residual: [T, hidden] →
         [T, hidden]"""
         normed = ops.norm(x, norm)
         chosen = ops.experts(normed, self, given=ops.linear(normed, self.fc1_latent_proj))
-        x = ops.linear(chosen, self.fc2_latent_proj, residual=residual)
-        return self.shared_experts.forward(ops, normed, residual=x)
+        x = ops.linear(chosen, self.fc2_latent_proj, residual=residual, scale=scale)
+        assert self.shared_experts is not None
+        return self.shared_experts.forward(ops, normed, residual=x, scale=scale)
 
 
 class NemotronLayer(nn.Module):
     """One mixer, whose input is normed."""
 
-    def __init__(
-        self, parts: Parts, mixer: Mamba | Attention | GatedMLP | Mixture | LatentMixture
-    ) -> None:
+    def __init__(self, parts: Parts, mixer: Mamba | Attention | GatedMLP | Mixture) -> None:
         super().__init__()
         self.norm = parts.norm()
         self.mixer = mixer
@@ -96,17 +103,25 @@ class NemotronHForCausalLM(DecoderLM):
         moe_intermediate_size: Num = 7688
         moe_shared_expert_intermediate_size: Num = 7688
         moe_latent_size: Num | None = None
+        num_nextn_predict_layers: int = 0
+        mtp_layers_block_type: list[str] | None = None
+        mtp_hybrid_override_pattern: str | None = None
 
         def __post_init__(self) -> None:
             if not self.num_hidden_layers:
                 msgspec.structs.force_setattr(self, "num_hidden_layers", len(self.kinds))
+            if self.num_nextn_predict_layers and self.mtp_kinds != HEAD_KINDS:
+                msgspec.structs.force_setattr(self, "num_nextn_predict_layers", 0)
 
         @property
         def kinds(self) -> list[str]:
             """The kind of each layer."""
-            if self.layers_block_type is not None:
-                return [OLDER_NAMES.get(each, each) for each in self.layers_block_type]
-            return [PATTERN.get(each, each) for each in self.hybrid_override_pattern or ""]
+            return _kinds(self.layers_block_type, self.hybrid_override_pattern or "")
+
+        @property
+        def mtp_kinds(self) -> list[str]:
+            """The kind of each layer of an MTP head."""
+            return _kinds(self.mtp_layers_block_type, self.mtp_hybrid_override_pattern or "*E")
 
         @property
         def rope(self) -> Rope:
@@ -166,18 +181,32 @@ class NemotronHForCausalLM(DecoderLM):
 
     config: Config
 
+    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
+        has_head = config.num_nextn_predict_layers > 0
+        add_mtp_head(self, [self._make_mtp_layer()] if has_head else [])
+
     def make_layer(self, parts: Parts, layer: int) -> NemotronLayer:
         config, kind = self.config, self.config.kinds[layer]
         if kind == STATEFUL:
             return NemotronLayer(parts, self._make_mamba(layer))
         if kind == ATTENTION:
-            bias = config.attention_bias
-            return NemotronLayer(
-                parts, parts.attention(layer, has_qkv_bias=bias, has_out_bias=bias)
-            )
+            return NemotronLayer(parts, self._make_attention(layer))
         if kind == MLP:
             return NemotronLayer(parts, self._make_mlp(parts, config.intermediate_size))
         return NemotronLayer(parts, self._make_experts(parts))
+
+    def _make_mtp_layer(self) -> NormedMtpLayer:
+        """The first head, of two layers with one mixer each, as one of ours."""
+        config = self.config
+        attention = self._make_attention(config.num_hidden_layers)
+        return NormedMtpLayer(
+            self.parts, config.hidden_size, attention, self._make_experts(self.parts)
+        )
+
+    def _make_attention(self, layer: int) -> Attention:
+        bias = self.config.attention_bias
+        return self.parts.attention(layer, has_qkv_bias=bias, has_out_bias=bias)
 
     def _make_mamba(self, layer: int) -> Mamba:
         config = self.config
@@ -195,7 +224,7 @@ class NemotronHForCausalLM(DecoderLM):
         bias = self.config.mlp_bias
         return parts.mlp(bias, size=size, act="relu2", names=UNGATED_NAMES)
 
-    def _make_experts(self, parts: Parts) -> Mixture | LatentMixture:
+    def _make_experts(self, parts: Parts) -> Mixture:
         config, hidden, latent = self.config, self.config.hidden_size, self.config.moe_latent_size
         gate = parts.router(config.n_routed_experts, config.routing, has_correction=True)
         shards = self.parallel.experts(config.n_routed_experts, config.moe_intermediate_size)

@@ -17,7 +17,7 @@ from shared.errors import ConfigError
 
 
 class ShortConv(Cached):
-    """From the GEMM of gates and inputs to the output GEMM. A token's column takes as many sections
+    """From the GEMM of gates and inputs to the output GEMM. A token's column takes as many entries
     of a block as it needs: ``entry`` is the shape of one. Ranks share the channels."""
 
     def __init__(

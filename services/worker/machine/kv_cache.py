@@ -1,6 +1,5 @@
 """The paged KV cache."""
 
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -10,16 +9,17 @@ from torch import Tensor
 
 from kernels.cpu.memory import ALIGNMENT, huge_zeros
 from kernels.kv_layout import KVLayout, LayerKV
+from services.worker.machine.kv_groups import Place, pack
 
 
 class KVCache:
     """The layers' cache entries of tokens, in blocks that the scheduler hands out.
 
-    A block has a section for each of ``layouts``; one allocation has all blocks' first sections,
-    then their second ones, and so on. ``layers`` has the memory of each layer: of the section in
-    ``sections``, or of its own. The last block is the null block: block tables are padded with it,
-    and tokens without a reserved block write to it. ``dtype`` is the dtype of the layers' inputs
-    and outputs.
+    ``layers`` has the memory of each of ``layouts`` in every block, as ``pack`` places them by
+    their ``groups``, by default one. One allocation has all blocks' first ``sections``, then their
+    second ones, and so on; scales have sections of their own. The last block is the null block:
+    block tables are padded with it, and tokens without a reserved block write to it. ``dtype`` is
+    the dtype of the layers' inputs and outputs.
     """
 
     def __init__(
@@ -28,25 +28,22 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         device: torch.device,
-        sections: Sequence[int] | None = None,
+        groups: Sequence[int] | None = None,
     ) -> None:
-        shape = num_blocks + 1, block_size
-        token_bytes = [size for each in layouts for size in (each.entry_bytes, each.scales_bytes)]
-        sizes = [math.prod(shape) * size for size in token_bytes]
-        ends = list(accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-        memory = _zeros(ends[-1], device)
-        starts = zip([0, *ends[:-1]], sizes, strict=True)
-        parts = iter([memory[start : start + size] for start, size in starts])
-        self.sections = []
-        for layout in layouts:
-            entries, scales = next(parts).view(layout.stored), next(parts).view(torch.float32)
-            self.sections.append(
-                LayerKV(
-                    entries.view(*shape, *layout.stored_entry),
-                    scales.view(*shape, *layout.scales_shape) if layout.codes else None,
-                )
+        self._groups = groups or [0] * len(layouts)
+        entries = pack([block_size * each.entry_bytes for each in layouts], self._groups)
+        scales = pack([block_size * each.scales_bytes for each in layouts], self._groups)
+        self.sections = _sections([*entries.sections, *scales.sections], num_blocks + 1, device)
+        of_scales = self.sections[len(entries.sections) :]
+        self.layers = [
+            LayerKV(
+                _view(self.sections, entry, layout.stored, (block_size, *layout.stored_entry)),
+                _view(of_scales, scale, torch.float32, (block_size, *layout.scales_shape))
+                if layout.codes
+                else None,
             )
-        self.layers = [self.sections[each] for each in sections or range(len(layouts))]
+            for layout, entry, scale in zip(layouts, entries.places, scales.places, strict=True)
+        ]
         self.dtype = layouts[0].dtype
         self.device = device
         self.null_block = num_blocks
@@ -60,12 +57,30 @@ class KVCache:
         if len(blocks):
             places = torch.from_numpy(blocks).to(self.device)
             for section in self.sections:
-                section.clear(places)
+                section.index_fill_(0, places, 0)
 
-    def clear_slots(self, slots: Tensor) -> None:
-        """Zeroes single ``slots`` [N] int64, block · block_size + offset, in all sections."""
-        for section in self.sections:
-            section.clear_slots(slots)
+    def clear_slots(self, slots: Sequence[Tensor]) -> None:
+        """Zeroes single slots [N] int64, block · block_size + offset, of each group of layers."""
+        for group, layer in zip(self._groups, self.layers, strict=True):
+            layer.clear_slots(slots[group])
+
+
+def _sections(sizes: Sequence[int], num_blocks: int, device: torch.device) -> list[Tensor]:
+    """[num_blocks, size] uint8 each."""
+    ends = list(accumulate(-(-num_blocks * size // ALIGNMENT) * ALIGNMENT for size in sizes))
+    memory = _zeros(ends[-1], device)
+    starts = zip([0, *ends[:-1]], sizes, strict=True)
+    return [memory[at : at + num_blocks * size].view(num_blocks, size) for at, size in starts]
+
+
+def _view(
+    sections: Sequence[Tensor], place: Place, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
+    """A layer's part of a section: [blocks, *shape]"""
+    part = sections[place.section][:, place.start : place.start + place.size]
+    if not place.size:
+        return part.new_empty(len(part), *shape, dtype=dtype)
+    return torch.unflatten(part.view(dtype), 1, shape)
 
 
 def _zeros(num_bytes: int, device: torch.device) -> Tensor:

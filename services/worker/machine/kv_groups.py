@@ -1,14 +1,17 @@
 """Groups of a model's layers. Layers of a group have the same window and share block tables; all
 groups draw on one pool of equal blocks.
 
-A block has *sections*, each with room for the tokens of one layer. The n-th layer of every group
-has the n-th section: layers of different groups use the same memory, in different blocks. More
-sections make larger blocks, and fewer sections more groups, each with blocks of its own.
+A block has the entries of its tokens in all layers of one group, layer by layer: layers of
+different groups use the same memory, in different blocks. A group has as many layers as fit, so
+that layers with smaller entries are more. Larger blocks make fewer groups, each with blocks of its
+own.
 """
 
+import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import cycle
+from itertools import cycle, pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -20,12 +23,17 @@ NEARLY = 1.05  # of the least memory: then shorter plans or blocks that come bac
 
 
 class KVSpec(NamedTuple):
-    """A layer's ``entry`` of a token in the KV cache, or several of them in as many sections, and
-    the ``window`` of last tokens that the layer reads, or None for all."""
+    """A layer's ``entry`` of a token in the KV cache, or several of them, and the ``window`` of
+    last tokens that the layer reads, or None for all."""
 
     entry: tuple[int, ...]
     window: int | None = None
-    num_sections: int = 1
+    num_entries: int = 1
+
+    @property
+    def size(self) -> int:
+        """The numbers of a token."""
+        return self.num_entries * math.prod(self.entry)
 
 
 class LayerGroups(NamedTuple):
@@ -38,17 +46,13 @@ class LayerGroups(NamedTuple):
 def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     """Divides the layers of a whole model into few groups with which a request of the greatest
     length takes little memory. Layers without a window are the first group. Layers are one group,
-    which keeps all tokens, if their entries differ or that takes less memory."""
+    which keeps all tokens, if that takes less memory."""
     whole = LayerGroups(EVERY_LAYER, (0,) * len(layers))
     specs = [each._replace(window=_window(each, capacity.max_model_len)) for each in layers]
-    of_whole = sum(each.num_sections for each in specs if each.window is None)
-    least_sections = max(of_whole, *(each.num_sections for each in specs))
-    most_sections = sum(each.num_sections for each in specs)
-    found = [_in_sections(specs, num) for num in range(least_sections, most_sections + 1)]
+    found = [_in_blocks(specs, size) for size in _block_sizes(specs)]
     few = [each for each in found if len(each.groups) <= MAX_GROUPS]
     sizes = {each: _size(each, specs, capacity) for each in few}
-    has_windows = any(each.window is not None for each in specs)
-    if len({each.entry for each in specs}) > 1 or not has_windows or not sizes:
+    if not sizes:
         return whole
     least = min(sizes.values())
     if least > NEARLY * _size(whole, specs, capacity):
@@ -57,36 +61,72 @@ def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     return min(small, key=lambda each: (len(each.groups), sizes[each]))
 
 
-def sections_of(of_layers: Sequence[int]) -> list[int]:
-    """The section of each layer, from the groups of the layers in one process."""
-    nums: Counter[int] = Counter()
-    sections = []
-    for group in of_layers:
-        sections.append(nums[group])
-        nums[group] += 1
-    return sections
+class Place(NamedTuple):
+    """``size`` bytes of each block, from ``start`` on in a section."""
+
+    section: int
+    start: int
+    size: int
+
+
+class Packed(NamedTuple):
+    """The bytes of a block in each of its sections, and the place of each layer."""
+
+    sections: list[int]
+    places: list[Place]
+
+
+def pack(sizes: Sequence[int], groups: Sequence[int]) -> Packed:
+    """Places the layers of each group of one process, one after the other, in a block. A section
+    ends where a layer ends in each group, so that layers of one size have sections for themselves,
+    where their blocks are contiguous."""
+    ends: Counter[int] = Counter()
+    spans = []
+    for size, group in zip(sizes, groups, strict=True):
+        spans.append((ends[group], ends[group] + size))
+        ends[group] += size
+    last = max(ends.values())
+    inner = {at for span in spans for at in span if not any(a < at < b for a, b in spans)}
+    bounds = sorted(inner | {0, last}) if last else [0, 0]
+    places = []
+    for start, end in spans:
+        section = min(bisect_right(bounds, start), len(bounds) - 1) - 1
+        places.append(Place(section, start - bounds[section], end - start))
+    return Packed([end - start for start, end in pairwise(bounds)], places)
 
 
 def _window(layer: KVSpec, max_len: int) -> int | None:
     return None if layer.window is None or layer.window >= max_len else layer.window
 
 
-def _in_sections(layers: Sequence[KVSpec], num_sections: int) -> LayerGroups:
+def _block_sizes(layers: Sequence[KVSpec]) -> list[int]:
+    """The numbers of a token in a block, as multiples of the entries of a kind with a window."""
+    nums = Counter(layers)
+    windowed = [each for each in nums if each.window is not None]
+    of_whole = sum(each.size for each in layers if each.window is None)
+    least = max([of_whole, *(each.size for each in windowed)])
+    most = {kind.size * num for kind in windowed for num in range(1, nums[kind] + 1)}
+    return sorted(size for size in most | {least} if size >= least) if windowed else []
+
+
+def _in_blocks(layers: Sequence[KVSpec], size: int) -> LayerGroups:
     """Layers of a kind take turns in its groups, so that each stage has layers of all."""
     nums = Counter(layers)
-    groups: list[Group] = []
+    groups = [Group()] if any(each.window is None for each in layers) else []
     turns: dict[KVSpec, Iterator[int]] = {}
-    for kind in sorted(nums, key=lambda each: (each.window is not None, each.window)):
-        num_groups = -(-nums[kind] // (num_sections // kind.num_sections))
-        turns[kind] = cycle(range(len(groups), len(groups) + num_groups))
-        groups += [Group(kind.window)] * num_groups
+    for kind in sorted(nums, key=lambda each: (each.window or 0, each.entry)):
+        first, num_groups = 0, 1
+        if kind.window is not None:
+            first, num_groups = len(groups), -(-nums[kind] // (size // kind.size))
+            groups += [Group(kind.window)] * num_groups
+        turns[kind] = cycle(range(first, first + num_groups))
     return LayerGroups(tuple(groups), tuple(next(turns[layer]) for layer in layers))
 
 
 def _size(found: LayerGroups, layers: Sequence[KVSpec], capacity: Capacity) -> int:
-    """The sections of all blocks that a request of the greatest length takes."""
-    num_sections: Counter[int] = Counter()
+    """The numbers in all blocks that a request of the greatest length takes."""
+    sizes: Counter[int] = Counter()
     for group, layer in zip(found.of_layers, layers, strict=True):
-        num_sections[group] += layer.num_sections
+        sizes[group] += layer.size
     of_groups = replace(capacity, groups=found.groups)
-    return max(num_sections.values()) * most_blocks(of_groups, capacity.max_model_len)
+    return max(sizes.values()) * most_blocks(of_groups, capacity.max_model_len)

@@ -246,7 +246,7 @@ class DecoderLM(nn.Module, ABC):
         return [
             each.kv_layout(dtype, codes)
             for each in self._cached_layers(drafts)
-            for _ in range(each.kv_spec.num_sections)
+            for _ in range(each.kv_spec.num_entries)
         ]
 
     def kv_specs(self, *, drafts: bool) -> Sequence[KVSpec]:
@@ -263,7 +263,7 @@ class DecoderLM(nn.Module, ABC):
     def layer_groups(self, *, drafts: bool) -> list[int]:
         """The group of each of ``kv_layouts``."""
         layers = self._cached_layers(drafts)
-        return [each.group for each in layers for _ in range(each.kv_spec.num_sections)]
+        return [each.group for each in layers for _ in range(each.kv_spec.num_entries)]
 
     def state_specs(self) -> list[StateSpec]:
         """The layers of this stage with a state, in order."""
@@ -292,7 +292,7 @@ class DecoderLM(nn.Module, ABC):
         place = 0
         for layer in self.cached_layers():
             layer.put_cache(place, groups.get(layer.number, 0))
-            place += layer.kv_spec.num_sections
+            place += layer.kv_spec.num_entries
 
     def cached_layers(self) -> list[Cached]:
         """The parts of all layers here that keep something of a token, the MTP head's too, in

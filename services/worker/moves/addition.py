@@ -60,8 +60,7 @@ class KVTransfer:
         self._settings, self._folder, self._dtype = settings, folder, dtype
         codes = CACHE_CODES[choose_cache_dtype(settings.kv_cache_dtype, model.config)]
         shape = shape_of(model, dtype, drafts=model.mtp_head is not None, codes=codes)
-        token_bytes = sum(layout.num_bytes for layout in shape.section_layouts)
-        self._block_bytes = settings.block_size * token_bytes
+        self._block_bytes = settings.block_size * shape.token_bytes
 
     def limit(self, capacity: Capacity) -> Capacity:
         return capacity

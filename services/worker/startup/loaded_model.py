@@ -142,7 +142,7 @@ class LoadedModel:
         """Raises ConfigError if the memory does not suffice."""
         size, shape = self.settings.block_size, self.shape
         try:
-            return KVCache(shape.section_layouts, num_blocks, size, self.device, shape.sections)
+            return KVCache(shape.kv_layouts, num_blocks, size, self.device, shape.layer_groups)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"gpu-memory-utilization: {num_blocks} blocks of {size} tokens do not fit:"

@@ -11,7 +11,7 @@ from kernels.kv_layout import KVLayout
 from services.worker.layers.experts import Experts
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.weights import Quantized
-from services.worker.machine.kv_groups import group_layers, sections_of
+from services.worker.machine.kv_groups import group_layers, pack
 from services.worker.machine.state_pool import StateSpec
 from services.worker.models.decoder import DecoderLM
 from shared.wire.messages import Capacity, Group
@@ -33,14 +33,11 @@ class ModelShape:
     state_specs: Sequence[StateSpec] = ()
 
     @property
-    def sections(self) -> list[int]:
-        """The section in a block of each layer."""
-        return sections_of(self.layer_groups)
-
-    @property
-    def section_layouts(self) -> list[KVLayout]:
-        layouts = dict(zip(self.sections, self.kv_layouts, strict=True))
-        return [layouts[section] for section in range(len(layouts))]
+    def token_bytes(self) -> int:
+        """Of a token in a block."""
+        entries = pack([each.entry_bytes for each in self.kv_layouts], self.layer_groups)
+        scales = pack([each.scales_bytes for each in self.kv_layouts], self.layer_groups)
+        return sum(entries.sections) + sum(scales.sections)
 
 
 def place_layers(model: DecoderLM, capacity: Capacity, *, drafts: bool) -> None:

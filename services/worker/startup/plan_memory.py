@@ -212,7 +212,6 @@ def requirements_with(
 ) -> MemoryRequirements:
     """With ``peak``, the memory of a step apart from weights and KV cache."""
     shape, limits = loaded.shape, loaded.limits
-    token_bytes = sum(layout.num_bytes for layout in shape.section_layouts)
     of_draft = sum(each.draft_bytes for each in shape.state_specs)
     added: dict[str, int] = {}
     for addition in loaded.additions:
@@ -220,7 +219,7 @@ def requirements_with(
     return MemoryRequirements(
         weights=weight_bytes(loaded.model),
         peak=peak,
-        block=loaded.settings.block_size * token_bytes,
+        block=loaded.settings.block_size * shape.token_bytes,
         capacity=limits,
         graphs=graphs,
         slack=slack,

@@ -31,12 +31,12 @@ class Batch:
     context: ForwardContext
     embeddings: Tensor | None = None  # [n, T, hidden]: the model's inputs in place of the ids
 
-    def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
-        """Returns the KV slots, in all groups, of all tokens of the sampling rows in ``is_chosen``
+    def kv_slots_of(self, is_chosen: np.ndarray) -> list[Tensor]:
+        """Returns the KV slots, in each group, of all tokens of the sampling rows in ``is_chosen``
         [Q] bool."""
         tokens = np.isin(self.token_rows, self.rows.sampling_rows[is_chosen])
         is_token = torch.from_numpy(tokens)
-        return torch.cat([each.slot_mapping[is_token] for each in self.context.groups])
+        return [each.slot_mapping[is_token] for each in self.context.groups]
 
 
 def prepare_batch(

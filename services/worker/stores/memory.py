@@ -1,12 +1,13 @@
 """The bytes that a store copies, and the sizes of its parts."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from torch import Tensor
 
 from kernels.delta import LayerStates
-from services.worker.block_layout import BlockMemory, facts_of_section
+from services.worker.block_layout import BlockMemory, facts_of_layer
 from services.worker.models.decoder import DecoderLM
 from shared.wire.messages import EVERY_LAYER
 
@@ -18,7 +19,7 @@ class StateMemory(BlockMemory):
     def __init__(
         self, layers: Sequence[LayerStates], positions: np.ndarray, num_slots: int
     ) -> None:
-        super().__init__(map(_of_copies, layers))
+        super().__init__(chain.from_iterable(map(_of_copies, layers)))
         self._positions = positions
         self._num_slots = num_slots
 
@@ -48,7 +49,7 @@ def facts_of_groups(model: DecoderLM) -> list[object]:
 
 def facts_of_states(layers: Sequence[LayerStates]) -> list[object]:
     """The layout of a state."""
-    return [facts_of_section(_of_copies(layer)) for layer in layers]
+    return [facts_of_layer(_of_copies(layer)) for layer in layers]
 
 
 def _of_copies(layer: LayerStates) -> tuple[Tensor, Tensor]:

@@ -99,7 +99,7 @@ OWN_FAMILIES: dict[str, dict[str, Any]] = {
     "Ernie4_5_MoeForCausalLM": FAMILIES["Ernie4_5_MoeForCausalLM"],
     "Gemma2ForCausalLM": FAMILIES["Gemma2ForCausalLM"],
     "Gemma3ForCausalLM": FAMILIES["Gemma3ForCausalLM"],
-    "Gemma4ForCausalLM": GEMMA4["gemma 4, experts"][1],
+    "Gemma4ForCausalLM": GEMMA4["gemma 4, experts"][1] | {"num_key_value_heads": 4},
     "Glm4MoeForCausalLM": FAMILIES["Glm4MoeForCausalLM"],
     "GptOssForCausalLM": FAMILIES["GptOssForCausalLM"],
     "GraniteForCausalLM": GRANITE,

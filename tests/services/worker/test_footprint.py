@@ -21,6 +21,22 @@ from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 
 CPU = torch.device("cpu")
 GB = 1e9
+GEMMA_4_31B: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "vocab_size": 262_144,
+    "hidden_size": 5376,
+    "intermediate_size": 21_504,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
 TINY = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "vocab_size": 1000,
@@ -151,7 +167,7 @@ def test_rows_of_the_head_for_drafts_are_in_the_sum() -> None:
 
 
 def test_layers_with_windows_take_the_blocks_of_a_worker(tmp_path: Path) -> None:
-    """Two of four layers have a window: a block has two sections."""
+    """Two of four layers have a window: a block has room for two."""
     save_family(tmp_path, "GptOssForCausalLM", max_position_embeddings=4096)
     limits: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": 8}
     engine = make_engine(tmp_path, "native", **limits)
@@ -164,6 +180,22 @@ def test_layers_with_windows_take_the_blocks_of_a_worker(tmp_path: Path) -> None
     assert found.requirements.block == sum(each[0].nbytes for each in of_layers.values())
     assert found.kv_per_token == 2 * found.requirements.block // 16
     assert fit.num_tokens(4096) > 1.8 * fit.num_tokens(100)
+
+
+@pytest.mark.parametrize(("length", "times"), [(8_192, 2.2), (32_768, 5.6), (262_144, 9.8)])
+def test_blocks_of_gemma_4_have_as_many_bytes_for_each_group(
+    tmp_path: Path, length: int, times: float
+) -> None:
+    """As published with Gemma 4 31B: 50 layers have a window and twice the entry of the other 10,
+    in groups of 5."""
+    limits = {"max_model_len": length, "max_num_batched_tokens": 2_048}
+    found = footprint_of(settings_of(tmp_path, GEMMA_4_31B, **limits), CPU)
+    capacity = found.requirements.capacity
+    assert capacity.groups == (Group(), *[Group(1024)] * 10)
+    assert found.requirements.block == 16 * 5 * 2 * 16 * 256 * 2
+    of_one_group = found.kv_per_token * capacity.max_model_len
+    own = found.requirements.block * found.requirements.blocks_per_request
+    assert of_one_group / own == pytest.approx(times, rel=0.03)
 
 
 def test_published_sums_come_out(tmp_path: Path) -> None:

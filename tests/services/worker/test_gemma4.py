@@ -47,6 +47,7 @@ from tests.services.worker.driver import Driver, Job
 from tests.services.worker.forward import our_logits
 from tests.services.worker.gemma4 import FULL, GEMMA4, SLIDING
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.test_dropped_blocks import MAX_LEN, Case, check
 from tests.services.worker.test_families import assert_same_logits
 from tests.services.worker.test_gemma import long_prompts
 from tests.services.worker.test_native import VOCAB_SIZE as NATIVE_VOCAB_SIZE
@@ -234,6 +235,29 @@ def test_texts_are_the_same_after_prefix_hits_and_preemption(
     squeezed = scheduled.run(tight, prompts, params, caches_prefixes=True, max_open=6)
     assert squeezed.texts == expected.texts
     assert squeezed.num_hits > squeezed.num_resumed > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        (SHARED, Case("native", "bfloat16", "int8", num_at_once=3)),
+        (DENSE, Case("native", "float32", "fp8", "ngram")),
+        (EXPERTS, Case("torch", num_at_once=3)),
+        pytest.param(SHARED, Case("torch", "bfloat16", "auto", "ngram", 3), marks=slow),
+        pytest.param(DENSE, Case("native", "bfloat16"), marks=slow),
+        pytest.param(EXPERTS, Case("torch", "float32", "int8"), marks=slow),
+    ],
+    ids=str,
+)
+def test_dropped_blocks_are_not_missed(
+    tmp_path: Path, name: str, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers with a window have the larger entries, but smaller ones where layers are shared."""
+    kinds = [*[SLIDING] * 4, FULL, SLIDING, FULL]
+    of_shared: dict[str, Any] = {"num_hidden_layers": len(kinds), "layer_types": kinds}
+    changes = of_shared if name == SHARED else {"num_key_value_heads": 4}
+    save(tmp_path, name, max_position_embeddings=MAX_LEN, **changes)
+    assert check(tmp_path, case, monkeypatch, resume_every=5).num_hits > 5
 
 
 def test_shared_layers_have_no_cache(tmp_path: Path) -> None:

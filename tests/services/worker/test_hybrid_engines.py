@@ -67,6 +67,19 @@ def test_hits_and_preemption_change_no_bit(tmp_path: Path, name: str, method: st
     """Of native code: texts with few blocks and prefix hits are those of engines with all blocks,
     alone and with others."""
     save_hybrid(tmp_path, name)
+    compare_with_few_blocks(tmp_path, method)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("Nemotron 3", marks=pytest.mark.slow), "Nemotron 3, latents"],
+)
+def test_hits_and_preemption_change_no_bit_with_drafts_of_a_head(tmp_path: Path, name: str) -> None:
+    assert compare_with_few_blocks(with_head(tmp_path / "head", name), "mtp") > 0
+
+
+def compare_with_few_blocks(folder: Path, method: str) -> int:
+    """Returns the number of accepted drafts."""
     speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
     common: dict[str, Any] = {
         "max_model_len": MAX_POSITIONS,
@@ -78,11 +91,11 @@ def test_hits_and_preemption_change_no_bit(tmp_path: Path, name: str, method: st
     params = [
         SamplingParams(seed=seed, temperature=6.0, max_tokens=30, logprobs=1) for seed in range(9)
     ]
-    engine = make_engine(tmp_path, "native", **common)
+    engine = make_engine(folder, "native", **common)
     assert isinstance(engine._model, NativeLM)
     expected = scheduled.run(engine, prompts(), params)
     blocks = {"num_gpu_blocks_override": 3 * most_blocks(engine.capacity, MAX_POSITIONS) // 2}
-    few = make_engine(tmp_path, "native", **blocks, **common)
+    few = make_engine(folder, "native", **blocks, **common)
     found = scheduled.run(few, prompts(), params, caches_prefixes=True)
     assert found.num_hits > 0
     assert found.num_readmitted > 0
@@ -91,3 +104,4 @@ def test_hits_and_preemption_change_no_bit(tmp_path: Path, name: str, method: st
         assert other.texts == expected.texts
         for own, others in zip(other.logprobs, expected.logprobs, strict=True):
             assert np.array_equal(own, others, equal_nan=True)
+    return found.num_accepted

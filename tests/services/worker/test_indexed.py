@@ -272,10 +272,10 @@ def test_a_token_of_glm_5_takes_so_many_bytes() -> None:
     model = build_model(config, BFLOAT16, META)
     assert [config.has_indexer(layer) for layer in range(5)] == [True, True, False, True, True]
     shape = shape_of(model, BFLOAT16, drafts=False)
-    sizes = [layout.num_bytes for layout in shape.section_layouts]
+    sizes = [layout.num_bytes for layout in shape.kv_layouts]
     assert sorted(sizes) == [256] * 3 + [1152] * 4
     shape = shape_of(model, BFLOAT16, drafts=False, codes=torch.uint8)
-    sizes = [layout.num_bytes for layout in shape.section_layouts]
+    sizes = [layout.num_bytes for layout in shape.kv_layouts]
     assert sorted(sizes) == [256] * 3 + [656] * 4
 
 

@@ -1,6 +1,8 @@
 """A cache with a different layout for each layer."""
 
+from collections.abc import Sequence
 from copy import copy
+from itertools import accumulate
 from pathlib import Path
 
 import msgspec
@@ -9,15 +11,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import KERNELS, make_engine
 from kernels.cpu.library import variants
 from kernels.kv_layout import KVLayout
 from services.worker.backends.torch_lm import TorchLM
+from services.worker.machine import kv_cache
 from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.kv_groups import Packed, Place, pack
 from services.worker.models.decoder import DecoderLayer
 from services.worker.models.llama import LlamaForCausalLM
 from services.worker.models.parts import Parts
 from services.worker.models.registry import MODELS
+from shared.wire.messages import SamplingParams
+from tests.selection import only
 from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.foreign_checkpoints import save_family
@@ -90,48 +97,103 @@ def test_only_the_blocks_or_slots_that_are_named_are_zeroed_in_all_layers(cache:
     num = len(kept)
     cache.clear(np.zeros(0, np.int64))
     assert [zeroed_slots(each) for each in kept] == [[]] * num
-    cache.clear_slots(torch.tensor([3, 9]))
+    cache.clear_slots([torch.tensor([3, 9])])
     assert [zeroed_slots(each) for each in kept] == [[3, 9]] * num
     cache.clear(np.array([4, 1]))
     assert [zeroed_slots(each) for each in kept] == [[3, *range(4, 8), 9, *range(16, 20)]] * num
 
 
-def test_layers_share_the_memory_of_a_section() -> None:
+def test_layers_of_several_groups_share_memory() -> None:
     layout = KVLayout((2, 1, 8), torch.float32)
-    cache = KVCache([layout] * 2, NUM_BLOCKS, BLOCK_SIZE, CPU, sections=[0, 0, 1, 0, 1])
+    cache = KVCache([layout] * 5, NUM_BLOCKS, BLOCK_SIZE, CPU, groups=[0, 1, 0, 2, 2])
     places = [layer.entries.data_ptr() for layer in cache.layers]
     assert places[0] == places[1] == places[3] != places[2] == places[4]
+    assert all(layer.entries.is_contiguous() for layer in cache.layers)
     for layer in cache.layers:
         layer.entries.fill_(1.0)
     cache.clear(np.array([2]))
-    cache.clear_slots(torch.tensor([0]))
+    cache.clear_slots([torch.tensor([0])] * 3)
     assert [zeroed_slots(layer.entries) for layer in cache.layers] == [[0, 8, 9, 10, 11]] * 5
 
 
+@pytest.mark.parametrize("codes", [None, torch.int8])
+def test_two_small_layers_have_the_memory_of_a_large_one(codes: torch.dtype | None) -> None:
+    """The scales of as many heads are as large in each layer, and have other sections."""
+    small, large = (KVLayout((2, 2, size), torch.bfloat16, codes) for size in (4, 8))
+    cache = KVCache([small, large, small], NUM_BLOCKS, BLOCK_SIZE, CPU, groups=[0, 1, 0])
+    first, shared, second = (layer.entries for layer in cache.layers)
+    assert first.data_ptr() == shared.data_ptr()
+    assert second.data_ptr() - first.data_ptr() == first[0].nbytes
+    for value, entries in enumerate((first, second), 1):
+        entries.fill_(value)
+    shared[3].fill_(3)
+    for value, entries in enumerate((first, second), 1):
+        is_own = entries.flatten(1) == value
+        assert is_own.all(1).tolist() == [block != 3 for block in range(NUM_BLOCKS + 1)]
+    for tensor in tensors(cache):
+        tensor.fill_(1)
+    cache.clear_slots([torch.tensor([9]), torch.tensor([], dtype=torch.int64)])
+    assert [zeroed_slots(each) for each in (first, second)] == [[9]] * 2
+    assert torch.nonzero((shared == 0).flatten(1).any(1)).tolist() == [[2]]
+    assert (shared[2] == 0).sum() == 2 * first[0, 0].numel()
+
+
+def in_one_section(sizes: Sequence[int], groups: Sequence[int]) -> Packed:
+    """No layer's blocks are contiguous."""
+    sections, places = pack(sizes, groups)
+    starts = [0, *accumulate(sections)]
+    found = [Place(0, starts[each.section] + each.start, each.size) for each in places]
+    return Packed([sum(sections)], found)
+
+
 @pytest.mark.parametrize(
-    ("name", "num_groups", "num_sections"),
+    ("name", "kernels"),
+    only(
+        [("Lfm2ForCausalLM", "native"), ("GptOssForCausalLM", "torch")],
+        *(["Lfm2ForCausalLM", "GptOssForCausalLM"], KERNELS),
+    ),
+)
+def test_blocks_of_a_layer_may_lie_apart(
+    tmp_path: Path, name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_family(tmp_path, name)
+    prompts = [list(range(8, 8 + num)) for num in (40, 3)]
+    params = SamplingParams(seed=1, temperature=0.5, max_tokens=20, logprobs=2)
+    expected = scheduled.run(make_engine(tmp_path, kernels), prompts, params)
+    monkeypatch.setattr(kv_cache, "pack", in_one_section)
+    engine = make_engine(tmp_path, kernels)
+    assert not any(each.entries.is_contiguous() for each in engine._kv_cache.layers)
+    found = scheduled.run(engine, prompts, params)
+    assert found.texts == expected.texts
+    for ours, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert np.array(ours).tobytes() == np.array(theirs).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_groups", "num_in_block"),
     [("Gemma3ForCausalLM", 2, 2), ("MistralForCausalLM", 1, 4), ("LlamaForCausalLM", 1, 4)],
 )
-def test_a_block_has_sections_for_the_layers_of_a_group(
-    tmp_path: Path, name: str, num_groups: int, num_sections: int
+def test_a_block_has_room_for_the_layers_of_a_group(
+    tmp_path: Path, name: str, num_groups: int, num_in_block: int
 ) -> None:
     save_family(tmp_path, name)
     engine = make_engine(tmp_path, num_gpu_blocks_override=100)
     assert len(engine.capacity.groups) == num_groups
     layers = engine._kv_cache.layers
     assert len(layers) == 4
-    assert len({layer.entries.data_ptr() for layer in layers}) == num_sections
-    assert planned_bytes("kv_cache") == 100 * 4 * 2 * 2 * 16 * 4 * num_sections
+    assert len({layer.entries.data_ptr() for layer in layers}) == num_in_block
+    assert planned_bytes("kv_cache") == 100 * 4 * 2 * 2 * 16 * 4 * num_in_block
 
 
 def test_layers_of_transformers_keep_what_they_use_each(tmp_path: Path) -> None:
-    """Layers with a window have twice the KV heads of the others."""
+    """Layers with a window have twice the KV heads of the others, and groups of half as many."""
     save_family(tmp_path, "MiMoV2FlashForCausalLM")
-    engine = make_engine(tmp_path, num_gpu_blocks_override=40, block_size=4)
+    engine = make_engine(tmp_path, num_gpu_blocks_override=100, block_size=4)
+    assert len(engine.capacity.groups) == 3
     assert [tuple(layer.entries.shape) for layer in engine._kv_cache.layers] == [
-        (41, 4, 2, num_heads, 16) for num_heads in (4, 2, 4, 2)
+        (101, 4, 2, num_heads, 16) for num_heads in (4, 2, 4, 2)
     ]
-    assert planned_bytes("kv_cache") == 40 * 4 * 2 * (4 + 2 + 4 + 2) * 16 * 4
+    assert planned_bytes("kv_cache") == 100 * 4 * 2 * 4 * 16 * 4
 
 
 @pytest.mark.parametrize(("method", "num_layers"), [("mtp", 4), ("none", 3)])

@@ -1,6 +1,7 @@
 """The groups of a model's layers, and the layers that share a section."""
 
 from collections import Counter
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ from msgspec.structs import replace
 from services.worker.machine.kv_groups import (
     KVSpec,
     LayerGroups,
+    Place,
     group_layers,
-    sections_of,
+    pack,
 )
 from services.worker.service import WorkerService
 from shared.settings.worker import WorkerConfig
@@ -74,9 +76,44 @@ def test_windows_that_hide_nothing_are_none(window: int | None) -> None:
     assert grouped([window, 100]) == ([FULL, 100], [1, 1])
 
 
-def test_layers_with_different_entries_are_one_group() -> None:
-    layers = [KVSpec(ENTRY, 128), KVSpec((2, 4, 64))]
-    assert group_layers(layers, CAPACITY) == LayerGroups(EVERY_LAYER, (0, 0))
+@pytest.mark.parametrize(
+    ("windowed", "whole", "nums", "expected"),
+    [
+        ((2, 16, 256), (2, 4, 512), (50, 10), [10, *[5] * 10]),
+        ((2, 1, 256), (2, 1, 512), (12, 3), [3, 6, 6]),
+        ((2, 8, 256), (2, 2, 512), (25, 5), [5, *[2] * 12, 1]),
+    ],
+    ids=["Gemma 4 31B", "Gemma 4 E2B", "Gemma 4 26B-A4B, a fifth of some blocks empty"],
+)
+def test_a_block_has_more_layers_with_smaller_entries(
+    windowed: tuple[int, ...], whole: tuple[int, ...], nums: tuple[int, int], expected: list[int]
+) -> None:
+    layers = [KVSpec(windowed, 512)] * nums[0] + [KVSpec(whole)] * nums[1]
+    found = group_layers(layers, CAPACITY)
+    assert found.groups == (Group(), *[Group(512)] * (len(expected) - 1))
+    counted = Counter(found.of_layers)
+    assert [counted[group] for group in range(len(expected))] == expected
+
+
+def test_layers_without_entries_are_in_the_first_group() -> None:
+    layers = [KVSpec((2, 0, 0)), KVSpec(ENTRY, 128), KVSpec(ENTRY)]
+    assert group_layers(layers, CAPACITY) == LayerGroups((Group(), Group(128)), (0, 1, 0))
+
+
+def test_layers_of_one_size_have_sections_for_themselves() -> None:
+    sections, places = pack([8, 8, 8, 8, 8], [0, 1, 0, 2, 2])
+    assert sections == [8, 8]
+    assert places == [Place(section, 0, 8) for section in (0, 0, 1, 0, 1)]
+    assert pack([3, 0, 5], [0, 0, 0]).sections == [3, 5]
+    assert pack([0, 0], [0, 1]) == ([0], [Place(0, 0, 0)] * 2)
+
+
+def test_layers_of_other_sizes_share_a_section_that_ends_where_they_do() -> None:
+    sections, places = pack([8, 4, 4, 8, 4, 4, 2], [1, 0, 0, 1, 0, 0, 0])
+    assert sections == [8, 8, 2]
+    places_of_whole = [Place(0, 0, 4), Place(0, 4, 4), Place(1, 0, 4), Place(1, 4, 4)]
+    assert [places[at] for at in (1, 2, 4, 5)] == places_of_whole
+    assert [places[at] for at in (0, 3, 6)] == [Place(0, 0, 8), Place(1, 0, 8), Place(2, 0, 2)]
 
 
 def test_more_windows_than_a_worker_may_have_groups_are_one_group() -> None:
@@ -91,30 +128,39 @@ def test_each_half_of_the_layers_has_as_many_of_each_group() -> None:
     assert len(found.groups) == 6
     for own in (found.of_layers[:24], found.of_layers[24:]):
         assert set(Counter(own).values()) == {4}
-        assert Counter(sections_of(own)) == dict.fromkeys(range(4), 6)
+        places = pack([1] * 24, own).places
+        assert Counter(each.section for each in places) == dict.fromkeys(range(4), 6)
 
 
 @given(
     st.lists(st.sampled_from([FULL, 128, 1024]), min_size=1, max_size=40),
+    st.lists(st.sampled_from([8, 16, 24]), min_size=40, max_size=40),
     st.sampled_from([100, 1000, 10_000]),
 )
-def test_layers_of_a_group_have_its_window_and_sections_of_their_own(
-    windows: list[int | None], max_len: int
+def test_layers_of_a_group_have_its_window_and_places_of_their_own(
+    windows: list[int | None], sizes: list[int], max_len: int
 ) -> None:
     capacity = replace(CAPACITY, max_model_len=max_len)
-    found = group_layers([KVSpec(ENTRY, window) for window in windows], capacity)
+    layers = [KVSpec((size,), window) for size, window in zip(sizes, windows, strict=False)]
+    found = group_layers(layers, capacity)
     assert len(found.groups) <= MAX_GROUPS
     assert set(found.of_layers) == set(range(len(found.groups)))
-    places = list(zip(found.of_layers, sections_of(found.of_layers), strict=True))
-    assert len(set(places)) == len(windows)
+    sections, places = pack([each.size for each in layers], found.of_layers)
+    starts = [0, *accumulate(sections)]
+    taken: Counter[tuple[int, int]] = Counter()
+    for group, (section, start, size) in zip(found.of_layers, places, strict=True):
+        assert start + size <= sections[section]
+        first = starts[section] + start
+        taken.update((group, place) for place in range(first, first + size))
+    assert max(taken.values()) == 1
     if found.groups == EVERY_LAYER:
         return
     for window, group in zip(windows, found.of_layers, strict=True):
         visible = None if window is None or window >= max_len else window
         assert found.groups[group].window == visible
-    sections = max(sections_of(found.of_layers)) + 1
-    taken = sections * most_blocks(replace(capacity, groups=found.groups), max_len)
-    assert taken <= len(windows) * -(-max_len // 16) * 1.05
+    num_blocks = most_blocks(replace(capacity, groups=found.groups), max_len)
+    of_whole = sum(each.size for each in layers) * -(-max_len // 16)
+    assert sum(sections) * num_blocks <= of_whole * 1.05
 
 
 def test_more_tokens_fit_in_long_requests() -> None:

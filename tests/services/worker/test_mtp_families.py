@@ -13,6 +13,7 @@ from torch.nn.functional import linear, rms_norm
 from transformers import (
     Ernie4_5_MoeForCausalLM,
     Glm4MoeForCausalLM,
+    NemotronHForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5MoeForCausalLM,
@@ -24,7 +25,7 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import change_config, random_prompts, save_model
-from tests.services.worker.hybrids import EXPERTS, SIZES
+from tests.services.worker.hybrids import EXPERTS, NEMOTRON, NEMOTRON_EXPERTS, SIZES
 from tests.services.worker.speculation import iter_positions
 from tests.services.worker.test_families import CASES, ERNIE, GLM
 
@@ -34,8 +35,9 @@ BLOCK = f"model.layers.{TRUNK_LAYERS}."
 
 @dataclass(frozen=True)
 class Family:
-    """Names of a head's tensors, besides its ``block``, in the family's checkpoints. ``counts`` are
-    the keys of config.json for a trunk with a head; norms are stored minus ``norm_offset``."""
+    """Names of a head's tensors, besides its ``block``, or several, in the family's checkpoints.
+    ``counts`` are the keys of config.json for a trunk with a head; norms are stored minus
+    ``norm_offset``."""
 
     model: type[PreTrainedModel]
     changes: dict[str, Any]
@@ -46,6 +48,9 @@ class Family:
     block: str
     counts: dict[str, Any] = field(default_factory=lambda: {"num_nextn_predict_layers": 1})
     norm_offset: float = 0.0
+    trunk: str = "model."
+    trunk_norm: str = "model.norm"
+    more_blocks: tuple[str, ...] = ()
 
 
 FAMILIES = {
@@ -93,16 +98,37 @@ def hybrid(model: type[PreTrainedModel], counts: dict[str, Any], **changes: Any)
     )
 
 
+def nemotron(**changes: Any) -> Family:
+    """The layers of a head have one mixer each."""
+    kinds = ["linear_attention", "moe", "full_attention"]
+    shape = {**NEMOTRON, **NEMOTRON_EXPERTS, **changes, "initializer_range": 0.15}
+    return Family(
+        NemotronHForCausalLM,
+        {**shape, "layers_block_type": [*kinds, "full_attention", "moe"], "num_hidden_layers": 5},
+        token_norm="mtp.layers.0.enorm",
+        hidden_norm="mtp.layers.0.hnorm",
+        proj="mtp.layers.0.eh_proj",
+        final_norm="mtp.layers.1.final_layernorm",
+        block="mtp.layers.0.",
+        counts={"layers_block_type": kinds, "num_nextn_predict_layers": 1},
+        trunk="backbone.",
+        trunk_norm="backbone.norm_f",
+        more_blocks=("mtp.layers.1.",),
+    )
+
+
 HYBRID_FAMILIES = {
     "Qwen3.5": hybrid(Qwen3_5ForCausalLM, {"mtp_num_hidden_layers": 1}),
     "Qwen3.5 MoE": hybrid(Qwen3_5MoeForCausalLM, {"mtp_num_hidden_layers": 1}, **EXPERTS),
     "Qwen3-Next": hybrid(Qwen3NextForCausalLM, {}, **EXPERTS),
+    "Nemotron 3": nemotron(),
+    "Nemotron 3, latents": nemotron(moe_latent_size=32),
 }
 
 
 class Checkpoint:
-    """A checkpoint in ``folder``. Its head's block is the last layer of a transformers model; the
-    layers before it are the trunk."""
+    """A checkpoint in ``folder``. Its head's blocks are the last layers of a transformers model;
+    the layers before them are the trunk."""
 
     def __init__(self, family: Family, folder: Path) -> None:
         changes = {"num_hidden_layers": TRUNK_LAYERS + 1, **family.changes}
@@ -110,7 +136,10 @@ class Checkpoint:
         self._model: Any = family.model.from_pretrained(folder).eval()
         (file,) = weight_files(folder)
         stored = load_file(file).items()
-        weights = {name.replace(BLOCK, family.block): each for name, each in stored}
+        weights = dict(stored)
+        for layer, block in enumerate((family.block, *family.more_blocks), TRUNK_LAYERS):
+            own = f"{family.trunk}layers.{layer}."
+            weights = {name.replace(own, block): each for name, each in weights.items()}
         added = {
             family.token_norm: torch.rand(HIDDEN) + 0.5,
             family.hidden_norm: torch.rand(HIDDEN) + 0.5,
@@ -129,27 +158,33 @@ class Checkpoint:
         """[1 + len(drafts), vocab_size] after ``ids``, and after each of ``drafts``: each draft is
         paired with the head's own previous state."""
         family, model = self._family, self._model
-        x = model.model.embed_tokens(torch.tensor(ids[:-1]))
-        for layer in self._layers[:-1]:
+        embed = model.get_input_embeddings()
+        x = embed(torch.tensor(ids[:-1]))
+        for layer in self._layers[:TRUNK_LAYERS]:
             x = self._run(layer, x)
-        states, outs = self._norm(x, "model.norm"), []
+        states, outs = self._norm(x, family.trunk_norm), []
         for num in range(1 + len(drafts)):
-            embedded = model.model.embed_tokens(torch.tensor([*ids, *drafts[:num]][1:]))
+            embedded = embed(torch.tensor([*ids, *drafts[:num]][1:]))
             both = self._norm(embedded, family.token_norm), self._norm(states, family.hidden_norm)
             x = linear(torch.cat(both, 1), self._weights[f"{family.proj}.weight"])
-            outs.append(self._norm(self._run(self._layers[-1], x)[-1], family.final_norm))
+            for layer in self._layers[TRUNK_LAYERS:]:
+                x = self._run(layer, x)
+            outs.append(self._norm(x[-1], family.final_norm))
             states = torch.cat((states, outs[-1][None]))
         return linear(torch.stack(outs), model.lm_head.weight)
 
     def _run(self, layer: Any, x: Tensor) -> Tensor:
         """[n, HIDDEN] from position 0 on → the same"""
         places = torch.arange(len(x))[None]
-        rotation = self._model.model.rotary_emb(x[None], places)
-        out = layer(x[None], position_embeddings=rotation, attention_mask=None, position_ids=places)
+        others: dict[str, Any] = {}
+        if rotary := getattr(self._model.model, "rotary_emb", None):
+            others["position_embeddings"] = rotary(x[None], places)
+        out = layer(x[None], attention_mask=None, position_ids=places, **others)
         return out[0]
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
-        eps = self._model.config.rms_norm_eps
+        config = self._model.config
+        eps = getattr(config, "rms_norm_eps", None) or config.layer_norm_epsilon
         weight = self._weights[f"{name}.weight"] + self._family.norm_offset
         return rms_norm(x, (HIDDEN,), weight, eps)
 

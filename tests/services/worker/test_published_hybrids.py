@@ -114,7 +114,7 @@ def test_experts_count_only_in_a_model_that_has_some(tmp_path: Path) -> None:
     assert len(load(tmp_path).state_specs()) == 2
 
 
-def test_the_mtp_head_is_left_out_with_one_line(
+def test_an_mtp_head_of_other_layers_is_left_out_with_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_hybrid(tmp_path, EXPERTS)
@@ -125,7 +125,8 @@ def test_the_mtp_head_is_left_out_with_one_line(
         tensors |= {f"mtp.layers.{i}.norm.weight": torch.ones(64) for i in range(2)}
 
     rewrite(tmp_path, add)
-    change_config(tmp_path, num_nextn_predict_layers=1)
+    kinds = ["full_attention", "mlp"]
+    change_config(tmp_path, num_nextn_predict_layers=1, mtp_layers_block_type=kinds)
     with caplog.at_level(logging.INFO):
         assert logits_of(tmp_path, ids) == expected
     lines = [each.message for each in caplog.records if "MTP" in each.message]
@@ -168,4 +169,5 @@ def test_networks_have_one_gemm_before_the_squares(tmp_path: Path) -> None:
     assert isinstance(layer, NemotronLayer)
     assert isinstance(layer.mixer, LatentMixture)
     assert layer.mixer.products[0].gate_up_proj.weight.values.shape == (32, 32)
+    assert layer.mixer.shared_experts is not None
     assert layer.mixer.shared_experts.gate_up_proj.weight.values.shape == (48, 64)

@@ -19,6 +19,7 @@ BACKENDS: list[Any] = [
     ("Gemma3ForCausalLM", "native", {}),
     ("GptOssForCausalLM", "native", {"kv_cache_dtype": "int8"}),
     ("Lfm2ForCausalLM", "native", {}),
+    ("Gemma4ForCausalLM", "native", {"kv_cache_dtype": "int8"}),
     ("MistralForCausalLM", "torch", {}),
     pytest.param("Gemma3ForCausalLM", "torch", {"dtype": "bfloat16"}, marks=pytest.mark.slow),
     pytest.param("Lfm2ForCausalLM", "torch", {}, marks=pytest.mark.slow),
