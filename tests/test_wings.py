@@ -192,6 +192,7 @@ WINGS = {
         (
             f"tests/{WORKER}/golden",
             f"tests/{WORKER}/test_schemes.py",
+            f"tests/{WORKER}/test_torchao.py",
             "tests/cli/test_kv_cache_dtype.py",
             "tests/cli/test_quantization.py",
         ),

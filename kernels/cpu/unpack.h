@@ -96,15 +96,16 @@ struct Scaling {
 };
 template <class C, bool HAS_ZEROS>
 struct Scaling<Grouped<C>, HAS_ZEROS> {
-  f32x16 scales, zeros;
+  f32x16 scales, offsets;
 
   Scaling() = default;
   Scaling(const Packed<Grouped<C>>& w, float unit, int tile, int k) {
-    scales = mul(w.scales_at(tile, k), spread(unit));
-    if (HAS_ZEROS) zeros = mul(w.zeros_at(tile, k), spread(1 / unit));
+    f32x16 own = w.scales_at(tile, k);
+    scales = mul(own, spread(unit));
+    if (HAS_ZEROS) offsets = mul(own, sub(zero(), w.zeros_at(tile, k)));
   }
   __attribute__((always_inline)) f32x16 operator()(f32x16 values) const {
-    return mul(HAS_ZEROS ? sub(values, zeros) : values, scales);
+    return HAS_ZEROS ? fma(values, scales, offsets) : mul(values, scales);
   }
 };
 
@@ -119,14 +120,14 @@ INLINE void each_scaled(const Packed<W>& w, int tile, int from, int depth, F f) 
 #pragma GCC unroll 4
   for (int t = 0; t < TILES; t++)
     codes[t] = (const uint8_t*)w.tiles + (tile + t) * Packed<fp8>::tile_size(w.k) / LANES * BYTES;
-  int end = from + depth, group = depth;
-  if constexpr (HAS_GROUPS<W>) group = w.group;
+  int end = from + depth;
   for (int k = from; k < end;) {
     Scaling<W, HAS_ZEROS> scaling[TILES];
 #pragma GCC unroll 4
     for (int t = 0; t < TILES; t++)
       scaling[t] = Scaling<W, HAS_ZEROS>(w, decoder.UNIT, tile + t, k);
-    int next = k - k % group + group;
+    int next = end;
+    if constexpr (HAS_GROUPS<W>) next = (k | (w.group - 1)) + 1;  // a power of two
     for (int last = next < end ? next : end; k < last; k += CODES_DEPTH)
 #pragma GCC unroll 4
       for (int t = 0; t < TILES; t++) {

@@ -26,11 +26,13 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the output at each place of a word
 
 class Layout(NamedTuple):
     """``write`` makes a layer's tensors by suffix from its weight [outputs, inputs], and the
-    dequantized weight. ``config`` is in config.json, or in a ``side_file``."""
+    dequantized weight. ``config`` is in config.json, or in a ``side_file``. The file's metadata
+    have what is ``told`` of each weight."""
 
     config: dict[str, Any]
     write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
     side_file: str | None = None
+    told: dict[str, Any] | None = None
 
 
 def check_method(name: str) -> None:
@@ -57,7 +59,8 @@ def save_quantized(
             stored |= {layer + suffix: each.contiguous() for suffix, each in written.items()}
         else:
             stored[name] = values[name] = tensor
-    save_file(stored, folder / "model.safetensors")
+    told = {name: json.dumps(layout.told) for name in values} if layout.told else None
+    save_file(stored, folder / "model.safetensors", told)
     if layout.side_file is None:
         change_config(folder, quantization_config=layout.config)
     else:
@@ -188,6 +191,16 @@ def write_nf4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return tensors, (NF4[codes] * scales[:, None]).view(weight.shape)
 
 
+def write_torchao(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    codes, scales, zeros, values = in_groups(weight)
+    tensors = {
+        "_weight_qdata": (codes - 8).to(torch.int8),
+        "_weight_scale": scales,
+        "_weight_zero_point": (zeros - 8).to(torch.int8),
+    }
+    return tensors, values
+
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "checkpoint_format": "gptq_v2"}
 LAYOUTS = {
     "gptq": Layout(GPTQ, lambda weight: write_gptq(weight, is_ordered=False)),
@@ -234,7 +247,13 @@ OLD_AWQ = Layout(
     write_awq,
     "quant_config.json",
 )
+TORCHAO = Layout(
+    {"quant_method": "torchao", "quant_type": {"default": {"_type": "IntxWeightOnlyConfig"}}},
+    write_torchao,
+    told={"_type": "IntxUnpackedToInt8Tensor", "_data": {}},
+)
 MORE_LAYOUTS = {
+    "torchao": TORCHAO,
     "modelopt": MODELOPT,
     "mxfp8": MXFP8,
     "gptq, next to the config": OLD_GPTQ,

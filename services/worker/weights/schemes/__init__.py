@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from services.worker.weights.schemes.scheme import Scheme
 from shared.errors import ConfigError
@@ -19,6 +19,7 @@ SCHEMES: dict[str, str] = {
     "mxfp4": "services.worker.weights.schemes.tools.mxfp4",
     "mxfp8": "services.worker.weights.schemes.tools.fp8",
     "quark": "services.worker.weights.schemes.tools.quark",
+    "torchao": "services.worker.weights.schemes.tools.torchao",
 }
 
 
@@ -32,7 +33,6 @@ def find_scheme(config: Mapping[str, Any]) -> Scheme:
             f" {', '.join(sorted(SCHEMES))}"
         )
     try:
-        scheme: Scheme = import_module(SCHEMES[method]).SCHEME(config)
+        return cast(Scheme, import_module(SCHEMES[method]).SCHEME(config))
     except ValueError as error:
         raise ConfigError(f"model: quantization_config: {method}: {error}") from None
-    return scheme
