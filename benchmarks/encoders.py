@@ -84,15 +84,24 @@ def by_http(session: aiohttp.ClientSession, url: str) -> Embed:
     return embed
 
 
-async def measure(num_rounds: int, num_prompts: int) -> dict[str, Any]:
+async def measure(num_rounds: int, num_prompts: int, max_tokens: int) -> dict[str, Any]:
     """Tokens per second, and the largest difference of an element from transformers'."""
     num_threads = num_cores()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "model"
         folder.mkdir()
         model = save(folder)
-        engine = make_engine(folder, num_threads=num_threads, max_num_seqs=128, block_size=16)
-        flags = ("--model", str(folder), "--dtype", "float32", "--num-threads", str(num_threads))
+        engine = make_engine(
+            folder,
+            num_threads=num_threads,
+            max_num_seqs=128,
+            block_size=16,
+            max_num_batched_tokens=max_tokens,
+        )
+        flags = (
+            *("--model", str(folder), "--dtype", "float32", "--num-threads", str(num_threads)),
+            *("--max-num-batched-tokens", str(max_tokens)),
+        )
 
         async def by_engine(prompts: list[list[int]]) -> np.ndarray:
             pooled = scheduled.run(engine, prompts, PARAMS).pooled
@@ -144,10 +153,11 @@ async def _in_turns(ways: dict[str, Embed], num_rounds: int, num_prompts: int) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=512)
     parser.add_argument("--quick", action="store_true", help="one round of few prompts")
     given = parser.parse_args()
     num_rounds, num_prompts = (1, 32) if given.quick else (given.rounds, NUM_PROMPTS)
-    write("encoders", uvloop.run(measure(num_rounds, num_prompts)))
+    write("encoders", uvloop.run(measure(num_rounds, num_prompts, given.max_num_batched_tokens)))
 
 
 if __name__ == "__main__":
