@@ -57,7 +57,7 @@ def test_the_model_and_its_cache_change_the_digest(
     save_qwen2(tmp_path, num_key_value_heads=4)
     found = facts(tmp_path)
     assert found["model"] != plain["model"]
-    assert found["sections"] != plain["sections"]
+    assert found["layers"] != plain["layers"]
 
 
 def test_weights_that_are_written_anew_change_the_digest(tmp_path: Path) -> None:
