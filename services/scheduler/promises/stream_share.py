@@ -177,16 +177,15 @@ class PromisedShare(StreamShare):
             return
         if shape.expected_s and result.num_steps == plan.num_steps:
             self.last_ratio = result.step_s / shape.expected_s
-        if shape.is_kept:
-            self._held_s += result.step_s
-        elif shape.num_tokens:
+        if shape.num_tokens and not shape.is_kept:
             self._joined_s, self._held_s = result.step_s, 0.0
+        elif shape.num_rows:
+            self._held_s += result.step_s
         if shape.num_tokens:
             self.model.note_prompts(
                 shape.num_rows, shape.num_tokens, shape.num_pairs, result.step_s
             )
         elif shape.num_rows:
-            self._held_s += 0.0 if shape.is_kept else result.step_s
             self.model.note_decode(shape.num_rows, result.step_s / result.num_steps)
             self._note_tokens(result)
         if shape.limit_s != inf and self._balance_s != inf:
