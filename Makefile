@@ -3,6 +3,8 @@ SEEDS ?= 0..999
 ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
+# Packages that a server needs, and all others.
+SERVER := .venv/.server
 SETUP := .venv/.ready
 CLIENTS := .venv-clients/.ready
 PAGE := .venv-page/.ready
@@ -26,14 +28,24 @@ help: ## print this
 
 setup: $(SETUP) ## install everything into .venv, and again when pyproject.toml or native code changed
 
-$(SETUP): pyproject.toml hatch_build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
+# Modules are compiled at their first import: compiling all of them takes a minute.
+define INSTALL
 	@echo 'Installing into .venv: native code is compiled, then PyTorch and the rest come, more than a gigabyte.'
-	@echo 'It takes some minutes; two steps are silent for long: "Preparing editable metadata" and "Installing collected packages".'
+	@echo 'It takes some minutes; "Preparing editable metadata" is silent for one.'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/pip install --disable-pip-version-check --no-compile --editable '.[$(1)]'
+endef
+SOURCES := pyproject.toml hatch_build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
+
+$(SERVER): $(SOURCES)
+	$(call INSTALL,all)
 	touch $@
 
-serve: $(SETUP) ## serve a model (PORT=9000, ARGS=FOLDER)
+$(SETUP): $(SOURCES)
+	$(call INSTALL,dev)
+	touch $(SERVER) $@
+
+serve: $(SERVER) ## serve a model (PORT=9000, ARGS=FOLDER)
 	$(BIN)/shoal serve $(ARGS) --port $(PORT)
 
 check: lint ## lint, types and the fast tests: before every commit

@@ -21,6 +21,8 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
         folder = Path(self.root) / FOLDER
         # Others than those of this CPU are for packages that travel.
         names = builder.for_this_cpu() if version == "editable" else None
+        if names and all((folder / builder.library_name(name)).exists() for name in names):
+            return
         try:
             libraries = builder.build(folder, self._warn, names)
         except builder.BuildError as error:

@@ -84,10 +84,11 @@ def find_compiler() -> list[str] | None:
 
 
 def library_name(variant: str) -> str:
-    """The file name of a library, with a hash of its sources so that an outdated one is never
-    loaded."""
+    """The file name of a library, with a hash of its sources and flags so that an outdated one is
+    never loaded."""
     sources = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[hc]*")))
-    return f"shoal_{variant}_{hashlib.sha256(sources).hexdigest()[:12]}.so"
+    digest = hashlib.sha256(sources + " ".join(FLAGS).encode()).hexdigest()
+    return f"shoal_{variant}_{digest[:12]}.so"
 
 
 def build(
