@@ -16,11 +16,13 @@ from cli.collect_env import collect, version_of
 from cli.placement import num_gpus
 from cli.run_directory import RunDirectory
 from cli.serve import check_port
+from cli.server import NoServerError, RefusedError, Server
 from shared.errors import ConfigError
 from shared.link.address import admin_path, checked
 from shared.model_location import locate_model, weights_bytes
 from shared.process.cores import read_text
 from shared.settings.serve import ServeConfig
+from shared.version import VERSION
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SHARED_MEMORY = Path("/dev/shm")
@@ -29,6 +31,7 @@ LONGEST_INSTANCE = "63.99"
 EXTRAS = ("gateway", "tokenizer", "worker")
 REQUIREMENT = re.compile(r"(?P<package>[\w.-]+)[^;]*(;.*extra == ['\"](?P<extra>\w+)['\"])?")
 TORCH_TIMEOUT_S = 120.0
+SERVER_TIMEOUT_S = 2.0
 DOCKER_TIMEOUT_S = 10.0
 ENGINE_VERSION = ("docker", "version", "--format", "{{.Server.Version}}")
 COMPOSE_VERSION = ("docker", "compose", "version", "--short")
@@ -56,7 +59,8 @@ class Devices:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """``environment`` is the object of ``shoal collect-env``. A version of Docker is empty without
-    an answer. Texts of errors are empty without one."""
+    an answer. Texts of errors are empty without one. ``serves_already``: a server of this version
+    is on the port."""
 
     environment: dict[str, Any]
     devices: Devices
@@ -66,6 +70,7 @@ class Facts:
     huge_pages: str = ""
     max_open_files: int = 0
     port_error: str = ""
+    serves_already: bool = False
     mesh_dir_error: str = ""
     model_error: str = ""
     weights_bytes: int = 0
@@ -77,6 +82,7 @@ class Facts:
 def gather(config: ServeConfig) -> Facts:
     """Takes seconds: a child process imports torch."""
     model_error, weights_bytes = _model(config)
+    port_error = _error_of(check_port, config)
     return Facts(
         environment=collect(),
         devices=_devices(),
@@ -85,7 +91,8 @@ def gather(config: ServeConfig) -> Facts:
         shared_memory_bytes=_shared_memory_bytes(),
         huge_pages=_chosen(read_text(HUGE_PAGES)),
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        port_error=_error_of(check_port, config),
+        port_error=port_error,
+        serves_already=bool(port_error) and serves(config),
         mesh_dir_error=_error_of(_check_mesh_dir, config),
         model_error=model_error,
         weights_bytes=weights_bytes,
@@ -140,6 +147,16 @@ def _chosen(text: str) -> str:
     """The word in brackets: always [madvise] never."""
     match = re.search(r"\[(\w+)\]", text)
     return match[1] if match else ""
+
+
+def serves(config: ServeConfig) -> bool:
+    """True if a server of this version is on the port and answers without a key."""
+    scheme = "http" if config.ssl_certfile is None else "https"
+    server = Server(f"{scheme}://{config.host}:{config.port}", None, SERVER_TIMEOUT_S)
+    try:
+        return bool(server.get("/version") == {"version": VERSION})
+    except (NoServerError, RefusedError):
+        return False
 
 
 def _check_mesh_dir(config: ServeConfig) -> None:

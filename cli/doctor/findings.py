@@ -124,6 +124,9 @@ def _open_files(facts: Facts) -> Finding:
 
 
 def _port(facts: Facts) -> Finding:
+    if facts.serves_already:
+        where = f"{facts.config.host}:{facts.config.port}"
+        return Finding("port", "ok", f"{where} is that of a running server")
     if facts.port_error:
         text, _, fix = facts.port_error.partition("; try ")
         return Finding("port", "problem", text, fix or "--host 127.0.0.1")

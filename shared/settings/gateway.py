@@ -26,15 +26,16 @@ class Limit(BaseModel):
 
     image: int = Field(32, ge=0, le=MAX_MEDIA)
     video: int = Field(4, ge=0, le=MAX_MEDIA)
+    audio: int = Field(0, ge=0, le=0)  # not supported
 
-    @field_validator("image", "video", mode="before")
+    @field_validator("image", "video", "audio", mode="before")
     @classmethod
     def _read_count(cls, value: Any) -> Any:
         """Reads {"count": 4} as 4."""
         return value["count"] if isinstance(value, dict) and {*value} == {"count"} else value
 
     def __str__(self) -> str:
-        return self.model_dump_json()
+        return self.model_dump_json(exclude={"audio"})
 
 
 if TYPE_CHECKING:

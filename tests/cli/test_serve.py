@@ -12,9 +12,11 @@ import pytest
 from httpx2 import HTTPError
 from openai import AsyncOpenAI
 
+from cli.doctor.facts import serves
 from cli.exit_codes import WRONG
 from cli.serve import main
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.serve import ServeConfig
 from tests.cli.serving import Serving, is_alive, serving
 from tests.shared.hub_cache import add_model
 
@@ -59,6 +61,7 @@ async def test_each_service_is_killed_and_the_mesh_serves_drains_and_leaves_noth
     mesh = tmp_path / "mesh"
     async with serving(mesh) as shoal:
         await shoal.until_ready()
+        assert await asyncio.to_thread(serves, ServeConfig(port=shoal.port))
         async with client_of(shoal) as client:
             for service in ("worker", "tokenizer", "scheduler", "gateway"):
                 await kill_under_streams(shoal, client, service)

@@ -146,6 +146,13 @@ def test_the_rest_is_as_it_should_be(changes: dict[str, Any]):
     assert {each.state for each in findings(replace(GOOD, **changes))} == {"ok"}
 
 
+def test_a_running_server_may_have_the_port():
+    found = findings(replace(GOOD, port_error="host, port: cannot", serves_already=True))
+    assert [each.text for each in found if each.topic == "port"] == [
+        "127.0.0.1:8000 is that of a running server"
+    ]
+
+
 def test_a_socket_needs_no_port():
     found = findings(replace(GOOD, **config(uds="/run/fish.sock")))
     assert [each.text for each in found if each.topic == "port"] == [

@@ -30,7 +30,8 @@ def test_the_forms(value: Any, expected: int) -> None:
         ({"image": 1025}, "image: Input should be less than or equal to 1024"),
         ({"image": {"count": 5, "width": 9}}, "image: Input should be a valid integer"),
         ({"video": 1025}, "video: Input should be less than or equal to 1024"),
-        ({"audio": 1}, "audio: no such key; known keys: image, video"),
+        ({"audio": 1}, "audio: Input should be less than or equal to 0"),
+        ({"sound": 1}, "sound: no such key; known keys: image, video, audio"),
     ],
 )
 def test_others_are_refused(value: Any, text: str) -> None:
