@@ -8,7 +8,7 @@ import msgspec
 from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family, find_nested
 from shared.media.gemma3 import StretchedSquare
-from shared.media.gemma4 import FilledRows
+from shared.media.gemma4 import FilledRows, WholeRows
 from shared.media.internvl import Tiles
 from shared.media.lfm2_vl import TilesAndView
 from shared.media.llava import CroppedSquare
@@ -22,6 +22,7 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
     "Gemma3ForConditionalGeneration": StretchedSquare.read,
     "Gemma4ForConditionalGeneration": FilledRows.read,
+    "Gemma4UnifiedForConditionalGeneration": WholeRows.read,
     "Glm46VForConditionalGeneration": RepeatedSquares.read,
     "Glm4vForConditionalGeneration": RepeatedSquares.read,
     "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,
@@ -42,7 +43,7 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
 
-NESTED = ("Gemma4ForConditionalGeneration",)
+NESTED = "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"
 """Their images may be described in the processor's file."""
 
 WRITTEN: Mapping[str, Mapping[str, MediumKind]] = {

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 import msgspec
 import numpy as np
+from msgspec import UNSET, UnsetType
 
 from shared.errors import ConfigError
 from shared.media.family import (
@@ -23,6 +24,8 @@ from shared.media.family import (
 from shared.media.llava import added_texts
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
+
+WHOLE = "vision"  # attention among the tokens of an image
 
 
 class _Preprocessor(msgspec.Struct):
@@ -48,7 +51,7 @@ class _Preprocessor(msgspec.Struct):
 
 
 class _Text(msgspec.Struct):
-    use_bidirectional_attention: str | None = None
+    use_bidirectional_attention: str | UnsetType | None = UNSET
     pad_token_id: int | None = 0
 
 
@@ -70,6 +73,7 @@ class FilledRows:
     options: tuple[str, ...] = ("max_soft_tokens",)
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
+    attention: ClassVar[str | None] = None  # by default
     before_crops = behind_first = between = ""  # an image has no parts
 
     def __init__(
@@ -121,11 +125,18 @@ class FilledRows:
         if problem := given.problem():
             raise ConfigError(f"model: {path}: {problem}")
         token, text = config.image_token_id, config.text_config
+        attention = text.use_bidirectional_attention
         return cls(
             token,
             text.pad_token_id or 0,
             given.patch_size * given.pooling_kernel_size,
             given.max_soft_tokens,
             added_texts(folder, config.boi_token_id, token, config.eoi_token_id),
-            are_whole=text.use_bidirectional_attention == "vision",
+            are_whole=(cls.attention if attention is UNSET else attention) == WHOLE,
         )
+
+
+class WholeRows(FilledRows):
+    """The tokens of an image see each other by default."""
+
+    attention = WHOLE

@@ -7,15 +7,19 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
+from transformers.masking_utils import create_masks_for_generate
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
+from transformers.models.gemma4_unified import modeling_gemma4_unified as unified
 
 from tests.media.checkpoints import make_tokenizer, save, text_config
 from tests.media.gemma3_checkpoints import strengthen
-from tests.media.references import Clip, Reference, load_reference
+from tests.media.references import Clip, Expected, Reference, load_reference
+from tests.media.videos import without_torchvision
 
 START, END, TOKEN = MEDIA = "<|image>", "<image|>", "<|image|>"
 NAMES = ("boi_token_id", "eoi_token_id", "image_token_id")
@@ -57,7 +61,7 @@ def save_gemma4(folder: Path, seed: int = 0, **changes: Any) -> None:
         "vocab_size_per_layer_input": len(tokenizer),
     }
     text |= changes or WHOLE
-    ids: Any = dict(zip(NAMES, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
+    ids = _ids(tokenizer)
     is_small = bool(text["hidden_size_per_layer_input"])
     config = transformers.Gemma4Config(
         text_config=text,
@@ -77,10 +81,45 @@ def save_gemma4(folder: Path, seed: int = 0, **changes: Any) -> None:
         audio_config=SOUNDS if is_small else None,
         **ids,
     )
-    file: Any = {"patch_size": PATCH, "pooling_kernel_size": POOL, "max_soft_tokens": NUM_TOKENS}
-    kind = transformers.Gemma4ForConditionalGeneration
-    save(folder, kind, config, tokenizer, Gemma4ImageProcessorPil(**file), seed)
+    save(folder, transformers.Gemma4ForConditionalGeneration, config, tokenizer, _images(), seed)
     strengthen(folder / "model.safetensors")
+
+
+def save_unified(folder: Path, seed: int = 0, **changes: Any) -> None:
+    """As ``save_gemma4``, of the model that has no tower."""
+    tokenizer: Any = make_tokenizer(MEDIA, TOKEN)
+    text = text_config(tokenizer) | {
+        "model_type": "gemma4_unified_text",
+        "num_hidden_layers": 4,
+        "layer_types": [SLIDING, FULL] * 2,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "sliding_window": WINDOW,
+    }
+    config = transformers.Gemma4UnifiedConfig(
+        text_config=text | changes,
+        vision_config={
+            "patch_size": PATCH,
+            "pooling_kernel_size": POOL,
+            "mm_embed_dim": 32,
+            "output_proj_dims": 32,
+            "mm_posemb_size": NUM_TOKENS,
+        },
+        audio_config={"audio_embed_dim": 32},
+        **_ids(tokenizer),
+    )
+    kind = transformers.Gemma4UnifiedForConditionalGeneration
+    save(folder, kind, config, tokenizer, _images(), seed)
+    strengthen(folder / "model.safetensors")
+
+
+def _ids(tokenizer: Any) -> Any:
+    return dict(zip(NAMES, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
+
+
+def _images() -> Any:
+    file: Any = {"patch_size": PATCH, "pooling_kernel_size": POOL, "max_soft_tokens": NUM_TOKENS}
+    return Gemma4ImageProcessorPil(**file)
 
 
 def nest(folder: Path) -> None:
@@ -101,7 +140,7 @@ class FilledReference(Reference):
         self, prompt: str, pictures: list, clips: Sequence[Clip] = (), **options: Any
     ) -> dict[str, torch.Tensor]:
         """By Gemma4Processor's replacement of a token."""
-        given = self.images(images=pictures, return_tensors="pt", **options) if pictures else {}
+        given = self.patches(pictures, **options) if pictures else {}
         first, *pieces = prompt.split(TOKEN)
         assert len(pieces) == len(pictures)
         texts: Any = SimpleNamespace(boi_token=START, image_token=TOKEN, eoi_token=END)
@@ -115,7 +154,41 @@ class FilledReference(Reference):
             found["mm_token_type_ids"] = (ids == self.model.config.image_token_id).int()
         return found
 
+    def patches(self, pictures: list, **options: Any) -> dict[str, Any]:
+        return dict(self.images(images=pictures, return_tensors="pt", **options))
+
+
+class UnifiedReference(FilledReference):
+    def expect(self, *args: Any, **options: Any) -> Expected:
+        """With the masks that transformers makes ahead for compiled models. Others of this version
+        have tokens of images see each other in all layers."""
+        with mock.patch.object(unified, "create_masks_for_generate", _masks):
+            return super().expect(*args, **options)
+
+    def patches(self, pictures: list, **options: Any) -> dict[str, Any]:
+        """By the functions of Gemma4UnifiedImageProcessor, which as a whole needs torchvision."""
+        name = "transformers.models.gemma4_unified.image_processing_gemma4_unified"
+        module = without_torchvision(name)
+        found = super().patches(pictures, **options)
+        images = zip(found["pixel_values"], found["image_position_ids"], strict=True)
+        merged = []
+        for patches, places in images:
+            is_there = places[:, 0] >= 0
+            num = int(is_there.sum()) // POOL**2
+            one, where = module.patches_merge(patches[None, is_there], places[None, is_there], num)
+            merged.append(module.pad_along_first_dim(one[0], where[0], NUM_TOKENS))
+        pixels, positions = (torch.stack(each) for each in zip(*merged, strict=True))
+        return found | {"pixel_values": pixels, "image_position_ids": positions}
+
+
+def _masks(block_sequence_ids: torch.Tensor | None = None, **given: Any) -> Any:
+    if block_sequence_ids is None:
+        return create_masks_for_generate(**given)
+    return unified.create_masks_for_vision_model(block_sequence_ids=block_sequence_ids, **given)
+
 
 @cache
 def gemma4_reference(folder: Path) -> FilledReference:
-    return FilledReference(*load_reference(folder))
+    fields = load_reference(folder)
+    is_unified = fields[0].config.model_type == "gemma4_unified"
+    return (UnifiedReference if is_unified else FilledReference)(*fields)

@@ -38,6 +38,7 @@ def without_torchvision(module: str) -> Any:
         modules[f"{parent}.{part}".lstrip(".")] = made = ModuleType(part)
         if parent:
             setattr(modules[parent], part, made)
+    made.InterpolationMode = None  # type: ignore[attr-defined]
     functional: Any = ModuleType("functional")
     functional.to_pil_image = lambda frame: Image.fromarray(frame.permute(1, 2, 0).numpy())
     functional.pil_to_tensor = lambda image: torch.tensor(np.asarray(image)).permute(2, 0, 1)

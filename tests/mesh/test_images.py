@@ -18,7 +18,7 @@ from benchmarks.harness.fleet import Fleet, running_fleet
 from tests.media.checkpoints import save_checkpoint
 from tests.media.families import FAMILIES, WITH_STATES
 from tests.media.gemma3_checkpoints import StretchedReference, gemma3_reference, save_gemma3
-from tests.media.gemma4_checkpoints import gemma4_reference, save_gemma4
+from tests.media.gemma4_checkpoints import gemma4_reference, save_gemma4, save_unified
 from tests.media.glm_checkpoints import glm_reference, save_glm
 from tests.media.internvl_checkpoints import save_internvl, save_qianfan, tiles_reference
 from tests.media.lfm_checkpoints import parts_reference, save_lfm2
@@ -38,6 +38,7 @@ GEMMA3 = "gemma3"
 OTHERS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Reference]]] = {
     GEMMA3: (save_gemma3, gemma3_reference),
     "gemma4": (save_gemma4, gemma4_reference),
+    "gemma4_unified": (save_unified, gemma4_reference),
     "glm_ocr": (save_glm, glm_reference),
     "internvl": (save_internvl, tiles_reference),
     "lfm2_vl": (save_lfm2, parts_reference),

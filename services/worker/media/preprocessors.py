@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -63,6 +63,10 @@ class Preprocessor(msgspec.Struct):
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         """pixels [frames, height, width, 3] uint8 → what ``get_image_features`` takes, by name; or
         what ``get_video_features`` takes, with a ``video_grid_thw``."""
+
+    def widths(self, vision: Any) -> tuple[int, int]:
+        """The hidden and the inner size of a patch in a tower with the config ``vision``."""
+        return vision.hidden_size, vision.intermediate_size
 
     def problems(self, vision: Mapping[str, object]) -> list[str]:
         """Why the file is not supported, with a tower of the config ``vision``."""
@@ -244,19 +248,40 @@ class Gemma4(Preprocessor):
     def file(cls, folder: Path) -> Path:
         return read_nested(folder, cls)[0]
 
+    @property
+    def side(self) -> int:
+        """Of a square with a place."""
+        return self.patch_size
+
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        patch = self.patch_size
-        rows, columns = (side // patch for side in pixels.shape[1:3])
-        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
+        side = self.side
+        rows, columns = (each // side for each in pixels.shape[1:3])
+        split = channels(pixels, values).reshape(3, rows, side, columns, side)
         patches = split.transpose(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
         places = np.indices((rows, columns)).reshape(2, -1)[::-1].T[None]
         return {"pixel_values": patches, "image_position_ids": np.ascontiguousarray(places)}
+
+
+class Gemma4Unified(Gemma4):
+    """Tokens are embedded from the squares of their patches, without a tower."""
+
+    names = ("embed_vision.",)
+    num_masks = 0
+
+    @property
+    def side(self) -> int:
+        return self.patch_size * self.merge_size
+
+    def widths(self, vision: Any) -> tuple[int, int]:
+        share = -(-vision.mm_embed_dim // self.merge_size**2)
+        return share, share
 
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
     "Gemma3ForConditionalGeneration": Gemma3,
     "Gemma4ForConditionalGeneration": Gemma4,
+    "Gemma4UnifiedForConditionalGeneration": Gemma4Unified,
     "Glm46VForConditionalGeneration": Qwen2_5_VL,
     "Glm4vForConditionalGeneration": Qwen2_5_VL,
     "Glm4vMoeForConditionalGeneration": Qwen2_5_VL,

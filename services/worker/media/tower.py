@@ -29,7 +29,8 @@ HOST = torch.device("cpu")
 # and their norm, then queries, keys and values before and after rotation, or gates and ups.
 STATES, ATTENTION, GATES = 2, 8, 3
 
-GEMMA4 = "gemma4"  # its texts have tables without layers too, and it has a tower of sounds
+# Their texts have tables without layers too, and they read sounds.
+GEMMA4 = "gemma4", "gemma4_unified"
 
 # ERNIE-4.5-VL's config is published in a form that transformers does not know.
 ERNIE = "ernie4_5_moe_vl"
@@ -96,11 +97,11 @@ class Sizes:
         with torch.device("meta"):
             model = _made_up(folder, dtype)
         config = model.config
-        states, inner = config.vision_config.hidden_size, config.vision_config.intermediate_size
+        preprocessor = read_preprocessor(folder)
+        states, inner = preprocessor.widths(config.vision_config)
         self.hidden_size = config.get_text_config().hidden_size
         self.weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
         widest = STATES * states + max(ATTENTION * states, GATES * inner)
-        preprocessor = read_preprocessor(folder)
         numbers = 2 * preprocessor.patch_numbers + widest
         self.of_patch = numbers * torch.float32.itemsize
         self.of_pair = preprocessor.num_masks * dtype.itemsize
@@ -131,7 +132,7 @@ def _config(folder: Path) -> Any:
     config = _published(folder)
     text = config.get_text_config()
     text.num_hidden_layers, text.layer_types, text.mlp_layer_types = 0, [], []
-    if config.model_type == GEMMA4:
+    if config.model_type in GEMMA4:
         text.hidden_size_per_layer_input, config.audio_config = 0, None
     if hasattr(config, "quantization_config"):  # of texts
         del config.quantization_config

@@ -1,5 +1,6 @@
 """Images of Gemma 4: towers and texts against transformers. In the larger models, tokens of an
-image see each other in layers with a window; the smaller ones have inputs of layers."""
+image see each other in layers with a window; the smaller ones have inputs of layers, and the one of
+12B has no tower."""
 
 import shutil
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.media.gemma4_checkpoints import (
     gemma4_reference,
     nest,
     save_gemma4,
+    save_unified,
 )
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
@@ -43,10 +45,14 @@ TEXTS: dict[str, dict[str, Any]] = {
     "both": {**WHOLE, **SMALL, "sliding_window": 90},
     "experts": {**WHOLE, **EXPERTS},
 }
+UNIFIED = "unified"
 SLOW = ("both", "experts")
 each_folder = pytest.mark.parametrize(
     "folder",
-    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in TEXTS],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+        for name in (*TEXTS, UNIFIED)
+    ],
     indirect=True,
     scope="module",
 )
@@ -56,7 +62,10 @@ one_folder = pytest.mark.parametrize("folder", ["whole"], indirect=True, scope="
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma4")
-    save_gemma4(folder, **TEXTS[request.param])
+    if request.param == UNIFIED:
+        save_unified(folder)
+    else:
+        save_gemma4(folder, **TEXTS[request.param])
     return folder
 
 
@@ -149,7 +158,7 @@ def test_texts_may_be_quantized(folder: Path, chats: list[Chat]) -> None:
 def test_features_are_those_of_the_whole_model(folder: Path, oracle: FilledReference) -> None:
     """transformers adds patches without content, so its sums have another order."""
     one = oracle.picture(4, 14, 5)
-    given = oracle.images(images=[one], return_tensors="pt")
+    given = oracle.patches([one])
     whole = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
         places = given["image_position_ids"]
