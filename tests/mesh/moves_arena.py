@@ -21,6 +21,7 @@ from shared.wire.messages import (
     Discard,
     Meet,
     Message,
+    Part,
     Prefill,
     Push,
     Pushed,
@@ -43,14 +44,15 @@ class MovesWorkerArena(WorkerArena):
         self._block: np.ndarray = np.full(self._part.inbox.block_bytes, 3, np.uint8)
         admit = Admit(0, "a~1/0/0", 1, 0, 0, 33, 33, 0, PLAIN, [0, 1, 2])
         first = StepPlan(1, [], [admit], [], [Prefill(0, 33)], [])
-        rows = [Push(KEYS[0], 0, "v"), Take(KEYS[0], 5), Discard(KEYS[1], True)]
+        part = Part(KEYS[0], 2, 1, 1)
+        rows = [Push(KEYS[0], 0, "v", part), Take(KEYS[0], 5, part), Discard(KEYS[1], True)]
         second = replace(first, step=2, admit=[], prefill=[], decode=[Decode(0)], rows=rows)
         sums = 2 * [zlib.crc32(self._block.data)]
         pushed, blocks = Pushed([*KEYS], sums), 2 * [self._block]
         self.examples = [
             *((first, [prompt]), (second, [NO_IDS])),
             *((Meet("v", "tcp://127.0.0.1:5000", True), []), (pushed, blocks)),
-            (Pushed([*KEYS], sums, "t"), blocks),
+            (Pushed([*KEYS], sums, "t", 2 * [part]), blocks),
         ]
         num_blocks = engine.capacity.num_blocks
 
@@ -59,12 +61,16 @@ class MovesWorkerArena(WorkerArena):
 
         longer = np.append(self._block, self._block[:1])
         self.lies = {
+            "a push of a state that is none of the model's": lie(
+                Push(KEYS[0], 0, "v", Part(KEYS[0], 2, 0))
+            ),
             "a push of a block that the cache has not": lie(Push(KEYS[0], num_blocks, "v")),
             "a push to a stranger": lie(Push(KEYS[0], 0, "u")),
             "a take of a block that has not come": lie(Take(16 * b"m", 5)),
             "a take to a block that the cache has not": lie(Take(KEYS[0], num_blocks)),
             "a block of another size": (3, pushed, [self._block, longer]),
             "blocks without keys": (3, Pushed([], []), blocks),
+            "parts for some blocks": (4, replace(pushed, parts=[part]), blocks),
         }
 
     @property

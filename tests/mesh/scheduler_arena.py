@@ -35,6 +35,7 @@ from shared.wire.messages import (
     Message,
     ModelInfo,
     NewSequence,
+    Part,
     RequestKey,
     ResultRow,
     RunKind,
@@ -166,6 +167,17 @@ class SchedulerArena:
             "an Inbox for another cell": (13, msgspec.structs.replace(INBOX, cell="t"), []),
             "more guests than an inbox has places": (14, Arrived(stored, True), []),
             "more blocks than an inbox has places": (14, Arrived([*stored, *fresh]), []),
+            "a part of a keep point that the model has not": (
+                14,
+                Arrived(fresh, parts=[Part(fresh[0], 4, 0, 1)]),
+                [],
+            ),
+            "parts of other keys": (14, Arrived(fresh, parts=2 * [Part(fresh[0], 4, 0, 1)]), []),
+            "pieces of states without states": (
+                13,
+                msgspec.structs.replace(INBOX, num_pieces=2),
+                [],
+            ),
             "blocks without an Inbox": (13, Arrived(stored), []),
             "two rows for a slot": (5, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
             "more steps than the plan asked for": (

@@ -25,7 +25,7 @@ from shared.wire.messages import (
     TokenRun,
 )
 from shared.wire.token_arrays import Layout, TokenArrays, join
-from tests.services.scheduler.moves.moving_worker import Content, Inboxed, MovingWorker
+from tests.services.scheduler.moves.moving_worker import Inboxed, MovingWorker, Pushed
 from tests.services.scheduler.simulated_worker import Slot
 from tests.services.scheduler.stores.storing_worker import SimulatedStore, StoringWorker
 from tests.sim.images import PLACEHOLDER, SimulatedMedia
@@ -85,10 +85,12 @@ class SimulatedEngine(StepEngine):
         capacity: Capacity,
         own: SimulatedStore | None = None,
         stores: dict[str, SimulatedStore] | None = None,
+        num_pieces: int = 0,
     ) -> None:
         self.own, self.stores = own, stores or {}
+        self._num_pieces = num_pieces
         self.copied: dict[int, Copied] = {}
-        self.pushed: dict[int, list[tuple[str, bytes, Content]]] = {}
+        self.pushed: dict[int, list[Pushed]] = {}
         self.next_inboxes: deque[Inboxed] = deque([Inboxed()])
         self.model_info = model_info
         self.capacity = capacity
@@ -111,6 +113,7 @@ class SimulatedEngine(StepEngine):
             own=self.own,
             stores=self.stores,
             inbox=self.next_inboxes.popleft(),
+            num_pieces=self._num_pieces,
         )
 
     def submit(

@@ -265,7 +265,9 @@ class Mesh:
                 return SchedulerService(config)
             case "worker":
                 location, own, stores = self.folders.open(int(host.name[1:]), host)
-                engine = host.engine = SimulatedEngine(model(), self.shape.capacity, own, stores)
+                engine = host.engine = SimulatedEngine(
+                    model(), self.shape.capacity, own, stores, self.shape.moves.num_pieces
+                )
                 service = MovingService(
                     config,
                     lambda config, progress: engine,
@@ -400,8 +402,14 @@ class Shape:
         if draw(False, False, True):  # so that sequences move
             self.num |= {"scheduler": draw(1, 2), "worker": 3}
             self.step_s = 10 * THREAD_S
-            plain = {"num_blocks": 128, "groups": EVERY_LAYER, "num_states": None}
-            self.capacity = replace(self.capacity, **plain)
+            groups = draw(EVERY_LAYER, EVERY_LAYER, (Group(), Group(24)), (Group(16),))
+            num_states = draw(None, 9) if groups == EVERY_LAYER else None
+            self.capacity = replace(
+                self.capacity,
+                num_blocks=128 * len(groups),
+                groups=groups,
+                num_states=num_states,
+            )
         if random is not None and self._computes_items_whole(random):
             self.capacity = replace(self.capacity, media=(), whole_media=FAMILY.kinds)
 

@@ -1,7 +1,7 @@
 """Blocks that simulated workers push to each other, past the schedulers."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,16 @@ from services.scheduler.moves.transfers import Transfers
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.messages import (
+    EVERY_LAYER,
     GUESTS_MINOR,
+    MOVED_POINTS_MINOR,
     MOVES_MINOR,
     Arrived,
     Discard,
     Inbox,
     Meet,
     Message,
+    Part,
     Push,
     Settled,
     StepPlan,
@@ -29,7 +32,7 @@ from tests.sim.network import LATENCY_S, MOMENT_S
 from tests.sim.stores import StoringService
 from tests.sim.virtual_loop import Process, VirtualLoop
 
-Block = tuple[bytes, Content]
+Block = tuple[bytes, Content, Part | None]
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,12 @@ class MoveShape:
     num_blocks: int = 100
     num_guests: int = 50
     block_bytes: int = 1 << 10
+    num_pieces: int = 2  # of a state
 
     @classmethod
     def drawn(cls, draw: Callable[..., Any]) -> "MoveShape":
         both: tuple[WorkerRole, ...] = ("both",)
-        return cls(
+        drawn = cls(
             roles=draw(both, both, ("prefill", "decode"), ("decode", "both", "prefill")),
             locations=draw(("here",), ("here",), ("here", "there")),
             address=draw("", "tcp://workers:1"),
@@ -54,6 +58,8 @@ class MoveShape:
             num_guests=draw(50, 50, 3, 0),
             block_bytes=draw(1 << 10, 3 << 20),
         )
+        # Not drawn, so that the other draws of a seed stay.
+        return replace(drawn, num_pieces=1 + drawn.num_blocks % 5)
 
 
 class Exchange:
@@ -117,6 +123,11 @@ class MovingService(StoringService):
         self._has_met: dict[str, bool] = {}  # whether blocks for it are guests
         self._origins: dict[bytes, set[str]] = {}  # of guests in the inbox
         self._number = int(self._config.instance[1:])
+        capacity = self._engine_of().capacity
+        is_plain = capacity.groups == EVERY_LAYER and capacity.num_states is None
+        self._minor = MOVES_MINOR if is_plain else MOVED_POINTS_MINOR
+        self._guests_minor = GUESTS_MINOR if is_plain else MOVED_POINTS_MINOR
+        self._num_pieces = 0 if capacity.num_states is None else shape.num_pieces
         self._greeted: Peer | None = None
 
     def _forget_sequences(self) -> None:
@@ -144,7 +155,8 @@ class MovingService(StoringService):
 
     def _present(self, scheduler: Peer, home: Peer) -> None:
         shape, number = self._shape, self._number
-        if not self._is_told(scheduler, MOVES_MINOR if scheduler is home else GUESTS_MINOR):
+        least = self._minor if scheduler is home else self._guests_minor
+        if not self._is_told(scheduler, least):
             return
         scheduler.send(
             Inbox(
@@ -154,8 +166,9 @@ class MovingService(StoringService):
                 block_bytes=shape.block_bytes,
                 address=shape.address,
                 role=shape.roles[number % len(shape.roles)],
-                num_guests=shape.num_guests if home.hello.minor >= GUESTS_MINOR else 0,
+                num_guests=shape.num_guests if home.hello.minor >= self._guests_minor else 0,
                 cell=home.hello.instance,
+                num_pieces=self._num_pieces,
             )
         )
 
@@ -183,24 +196,25 @@ class MovingService(StoringService):
     def _send_result(self, peer: Peer, output: Any, *arguments: Any) -> None:
         if output.exception() is None:
             pushed = self._engine_of().pushed.pop(output.result()[0].step, [])
-            for worker, key, content in pushed if self._is_home(peer) else []:
+            for worker, *block in pushed if self._is_home(peer) else []:
                 origin = peer.hello.instance if self._has_met[worker] else ""
-                self._exchange.send(self.process, worker, [(key, content)], origin)
+                self._exchange.send(self.process, worker, [tuple(block)], origin)
         super()._send_result(peer, output, *arguments)
 
     def on_pushed(self, blocks: list[Block], origin: str) -> None:
-        home, least = self._attachment.home, GUESTS_MINOR if origin else MOVES_MINOR
+        home = self._attachment.home
+        least = self._guests_minor if origin else self._minor
         if home is None or home is not self._greeted or not self._is_told(home, least):
             return
         num_guests, shape = len(self._origins), self._shape
         num_here = num_guests if origin else len(self.inbox) - num_guests
         if num_here + len(blocks) > (shape.num_guests if origin else shape.num_blocks):
             return  # of own blocks: from before it attached here, and the link ends
-        for key, content in blocks:
+        for key, content, part in blocks:
             self.inbox.put(key, content)
             if origin:
                 self._origins.setdefault(key, set()).add(origin)
-        home.send(Arrived([key for key, _ in blocks], bool(origin)))
+            home.send(Arrived([key], bool(origin), [] if part is None else [part]))
 
 
 def moving_in(service: Any) -> dict[str, int]:

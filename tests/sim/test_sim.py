@@ -18,7 +18,7 @@ from services.scheduler.sequence import Sequence
 from services.worker.service import WorkerService
 from shared.link.link import Link
 from shared.wire.codec import Array
-from shared.wire.messages import Submit
+from shared.wire.messages import Part, Submit
 from tests.sim import engine
 from tests.sim.run import Run, alone, fails, search
 
@@ -82,9 +82,9 @@ def submit_anew(self: OpenPrompt) -> tuple[Submit, list[Array]]:
     return replace(message, choices=choices), [prompt, ids[:0]]
 
 
-def reserve_and_name(self: InboxPlaces, key: bytes) -> Place:
-    self._take(key)
-    return RESERVE(self, key)
+def reserve_and_name(self: InboxPlaces, key: bytes, part: Part | None = None) -> Place:
+    self._take(key, part)
+    return RESERVE(self, key, part)
 
 
 @pytest.mark.seconds

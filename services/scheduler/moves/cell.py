@@ -49,7 +49,7 @@ class CellMoves(CellExtension):
                 if peer not in self._transfers:
                     raise CodecError("an Arrived without an Inbox")
                 self._begin()
-                self._transfers[peer].inbox.arrive(message.keys, message.are_guests)
+                self._transfers[peer].arrive(message)
             case Settled():
                 if peer in self._guests:  # else it has changed its cell meanwhile
                     self._guests[peer].settle(message.keys)
@@ -86,16 +86,22 @@ class CellMoves(CellExtension):
         worker_id = self._cell.id_of(peer)
         if worker_id is None or peer in self._transfers:
             raise CodecError("an Inbox of a worker that is not attached, or has sent one")
+        worker = self._cell.core.workers[worker_id]
+        if worker.blocks.has_states != (message.num_pieces > 0):
+            raise CodecError(
+                f"an Inbox of states with {message.num_pieces} pieces; the worker has"
+                f" {worker.capacity.num_states} copies of states"
+            )
         transfers = self._transfers[peer] = Transfers(
             peer,
-            self._cell.core.workers[worker_id],
+            worker,
             message,
             on_settle=self._moves.settle,
             on_take=self._note_admission,
             on_distrust=self._moves.distrust,
             is_kept=self._moves.is_kept,
         )
-        if self._cell.config.enable_prefix_caching and transfers.is_plain:
+        if self._cell.config.enable_prefix_caching and transfers.may_move:
             self._moves.add(transfers)
             transfers.inbox.wants_guests = True
         if self._has_begun:

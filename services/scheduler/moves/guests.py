@@ -1,13 +1,13 @@
 """Workers of other cells, to which blocks move before their sequences are handed over. Pure."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from services.scheduler.moves.inbox import Places
 from services.scheduler.moves.move import Move
 from services.scheduler.placement import Placement
 from services.scheduler.sequence import Sequence
 from shared.link.peer import Peer
-from shared.wire.messages import Inbox
+from shared.wire.messages import Inbox, Part
 
 
 class Guest:
@@ -18,30 +18,29 @@ class Guest:
     def __init__(
         self, peer: Peer, message: Inbox, may_have: Callable[[Sequence, str], bool]
     ) -> None:
-        assert peer.hello.capacity is not None
         self.peer = peer
         self.name = peer.hello.instance
         self.message = message
-        self.block_size = peer.hello.capacity.block_size
         self.inbox = Places(message.num_guests)
         self.incoming: dict[Move, None] = {}
         self.num_meant = 0
         self._may_have = may_have
-        self._settled: set[bytes] = set()
+        self._settled: dict[bytes, bytes] = {}  # with the name of the keep point of a part
 
-    def has(self, key: bytes) -> bool:
+    def has(self, key: bytes, part: Part | None = None) -> bool:
         return key in self._settled
 
     def settle(self, keys: Iterable[bytes]) -> None:
         for key in keys:
             place = self.inbox.free(key)
             if place is not None and not place.is_stale and self.incoming:
-                self._settled.add(key)
+                self._settled[key] = key if place.part is None else place.part.point
 
-    def distrust(self, keys: Iterable[bytes]) -> None:
+    def distrust(self, keys: Collection[bytes]) -> None:
         """The blocks may be wrong. The other cell may use them nevertheless."""
         self.inbox.spoil(keys)
-        self._settled.difference_update(keys)
+        left = {key: name for key, name in self._settled.items() if name not in keys}
+        self._settled = left
 
     def forget(self) -> None:
         """The other cell may evict blocks that no move needs."""
@@ -57,7 +56,7 @@ class Guest:
     def has_all(self, move: Move) -> bool:
         """Those that are distrusted meanwhile are pushed again."""
         for number in range(move.num_there):
-            if not self.has(move.key(number)):
+            if not self.has(*move.unit(number)):
                 move.rewind(number)
                 return False
         return True

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Sequence as Series
 from dataclasses import dataclass
 
+from services.scheduler.moves.points import ComingPoints
 from services.scheduler.worker_state import LOOK_S, WorkerState
 from shared.errors import CodecError
-from shared.wire.messages import Discard, PlanRow, Take
+from shared.wire.messages import Discard, Inbox, Part, PlanRow, Take
 
 TRANSFER_S = 5.0  # until a pushed block is overdue. Chosen
 FORGET_S = 30.0  # until the place of a block that never came is free again. Chosen
@@ -20,7 +22,8 @@ class Place:
     """The place of a block, from the row that pushes it to the result of the row that takes or
     discards it. ``has_left``: the plan with the push has run, or never will; ``num_looks`` counts
     the looks at it since. ``is_stale``: its content must not be used any more. ``is_guest``: it is
-    of another cell. It may come again after its row, as a guest or not."""
+    of another cell. It may come again after its row, as a guest or not. The block may be a ``part``
+    of a keep point."""
 
     is_wanted: bool = True
     is_stale: bool = False
@@ -30,6 +33,7 @@ class Place:
     comes_again_as: bool | None = None
     is_guest: bool = False
     num_looks: int = 0
+    part: Part | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -53,19 +57,21 @@ class Places:
     def find(self, key: bytes) -> Place | None:
         return self._places.get(key)
 
-    def reserve(self, key: bytes) -> Place:
+    def reserve(self, key: bytes, part: Part | None = None) -> Place:
         """Returns the place of a block that is pushed by the next plan of another worker."""
-        place = self._places[key] = Place()
+        place = self._places[key] = Place(part=part)
         return place
 
     def free(self, key: bytes) -> Place | None:
         return self._places.pop(key, None)
 
     def spoil(self, keys: Iterable[bytes] | None = None) -> None:
-        """The blocks ``keys``, or all that are on their way, must not be used."""
-        for key in [*self._places] if keys is None else keys:
-            if (place := self._places.get(key)) is not None:
-                place.is_stale = True
+        """The blocks ``keys``, and the parts of keep points there, must not be used; or all that
+        are on their way."""
+        wrong = None if keys is None else {*keys}
+        for key, place in self._places.items():
+            name = key if place.part is None else place.part.point
+            place.is_stale |= wrong is None or name in wrong
 
     def look(self) -> bool:
         """Called every ``LOOK_S``. Returns True if a wanted block is overdue."""
@@ -86,17 +92,16 @@ class Places:
 
 
 class InboxPlaces(Places):
-    """The inbox of ``worker``, with room for ``num_places`` blocks of ``block_bytes``, and for
-    ``num_guests`` more from other cells, which are kept if it ``wants_guests``."""
+    """The inbox of ``worker`` as ``message`` describes it. Parts of keep points are collected by
+    ``points``. Guests are kept if it ``wants_guests``."""
 
-    def __init__(
-        self, worker: WorkerState, num_places: int, block_bytes: int, num_guests: int = 0
-    ) -> None:
-        super().__init__(num_places)
+    def __init__(self, worker: WorkerState, message: Inbox, points: ComingPoints) -> None:
+        super().__init__(message.num_blocks)
         self.worker = worker
-        self.max_copies = max(1, min(MAX_ROWS, MAX_COPY_BYTES // block_bytes))
+        self.max_copies = max(1, min(MAX_ROWS, MAX_COPY_BYTES // message.block_bytes))
         self.wants_guests = False
-        self._num_guests, self._num_guests_here = num_guests, 0
+        self._points = points
+        self._num_guests, self._num_guests_here = message.num_guests, 0
         self._arrived: dict[bytes, Place] = {}  # without a row yet
         self._sent: deque[tuple[int, list[bytes]]] = deque()  # rows without a result, by step
 
@@ -109,13 +114,16 @@ class InboxPlaces(Places):
         """True if it has blocks without a row yet."""
         return bool(self._arrived)
 
-    def arrive(self, keys: Iterable[bytes], are_guests: bool = False) -> None:
+    def arrive(
+        self, keys: Series[bytes], are_guests: bool = False, parts: Series[Part | None] = ()
+    ) -> None:
         """Raises CodecError for more blocks than there are places."""
         is_wanted = are_guests and self.wants_guests
-        for key in keys:
+        for key, part in zip(keys, parts or [None] * len(keys), strict=True):
             place = self._places.get(key)
             if place is None:
-                place = self._places[key] = Place(is_wanted=is_wanted, is_guest=are_guests)
+                place = Place(is_wanted=is_wanted, is_guest=are_guests, part=part)
+                self._places[key] = place
                 self._num_guests_here += are_guests
             if place.is_sent:
                 place.comes_again_as = are_guests
@@ -136,14 +144,14 @@ class InboxPlaces(Places):
         it."""
         rows: list[PlanRow] = []
         sent: list[bytes] = []
-        find = self.worker.index.find
         for key, place in [*self._arrived.items()]:
             if len(rows) == self.max_copies:
                 break
-            if not place.is_usable or find(key) is not None:
-                rows.append(Discard(key, is_cached=find(key) is not None and not place.is_stale))
-            elif (block := self._take(key)) is not None:
-                rows.append(Take(key, block))
+            is_here = self.has(key, place.part)
+            if not place.is_usable or is_here:
+                rows.append(Discard(key, is_cached=is_here and not place.is_stale))
+            elif (block := self._take(key, place.part)) is not None:
+                rows.append(Take(key, block, place.part))
             else:
                 continue  # no block of the cache is free
             del self._arrived[key]
@@ -153,8 +161,16 @@ class InboxPlaces(Places):
             self._sent.append((step, sent))
         return rows
 
-    def _take(self, key: bytes) -> int | None:
+    def has(self, key: bytes, part: Part | None) -> bool:
+        """True if the cache has the block, or part of a keep point."""
+        if part is not None:
+            return self._points.has(part)
+        return self.worker.index.find(key) is not None
+
+    def _take(self, key: bytes, part: Part | None) -> int | None:
         """Returns the block of the cache that gets the content: cached, without an owner."""
+        if part is not None:
+            return self._points.take(part)
         pool = self.worker.pool
         if (blocks := pool.try_allocate(1)) is None:
             return None
@@ -170,4 +186,4 @@ class InboxPlaces(Places):
             place = self._places.pop(key)
             self._num_guests_here -= place.is_guest
             if place.comes_again_as is not None:
-                self.arrive([key], place.comes_again_as)
+                self.arrive([key], place.comes_again_as, [place.part])

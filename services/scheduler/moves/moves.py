@@ -142,7 +142,7 @@ class Moves:
 
     def distrust(self, source: Transfers, keys: Iterable[bytes]) -> None:
         """The blocks ``keys`` of ``source``, and copies of them elsewhere, may be wrong."""
-        keys = [*keys]
+        keys = {*keys}
         for guest in self.guests:
             guest.distrust(keys)
         for each in self.workers:
@@ -150,6 +150,8 @@ class Moves:
             if each is not source:
                 blocks = map(each.worker.index.find, keys)
                 each.worker.pool.uncache([block for block in blocks if block is not None])
+                for key in keys:
+                    each.points.forget(key)
 
     # --- one move -------------------------------------------------------------------------------
 
@@ -161,13 +163,21 @@ class Moves:
         elif move.is_stuck:
             self._give_up(move)
         elif move.is_switching or self._may_switch(move):
-            if not move.target.has_place(move, self._placement):
-                self._set_switching(move, False)
-            elif move.is_in_flight:
-                self._set_switching(move, True)
-            else:
-                self._switch(move)
+            self._hold(move)
         elif not move.sequence.has_credit:
+            self._give_up(move)
+
+    def _hold(self, move: Move) -> None:
+        """Until nothing is under way any more; then the sequence switches."""
+        if not move.target.has_place(move, self._placement):
+            move.hold(False)
+            return
+        move.hold(True)
+        if move.is_in_flight:
+            return
+        if move.is_ready:
+            self._switch(move)
+        elif move.is_stuck or move.num_looks >= RETRY_LOOKS:
             self._give_up(move)
 
     def _may_switch(self, move: Move) -> bool:
@@ -183,13 +193,9 @@ class Moves:
             return False
         return move.target.has_all(move)
 
-    def _set_switching(self, move: Move, is_switching: bool) -> None:
-        move.is_switching = move.allocation.is_held = is_switching
-
     def _switch(self, move: Move) -> None:
         sequence, target = move.sequence, move.target
         if not isinstance(target, Transfers):
-            self._set_switching(move, True)
             self._ready[move] = None
             self._on_ready()
             return
@@ -228,7 +234,7 @@ class Moves:
         del target.incoming[move]
         target.num_meant -= move.num_blocks
         if move.is_switching:
-            self._set_switching(move, False)
+            move.hold(False)
         move.mark(is_wanted=False)
         for each in target.incoming:
             each.mark(is_wanted=True)

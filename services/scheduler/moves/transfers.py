@@ -11,12 +11,14 @@ from collections.abc import Sequence as Series
 
 from services.scheduler.moves.inbox import InboxPlaces, Place
 from services.scheduler.moves.move import Move, Target
+from services.scheduler.moves.points import ComingPoints, PointShape
 from services.scheduler.placement import Placement
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence, WaitReason
 from services.scheduler.worker_state import WorkerState
+from shared.errors import CodecError
 from shared.link.peer import Peer
-from shared.wire.messages import EVERY_LAYER, Inbox, PlanRow, Push
+from shared.wire.messages import Arrived, Inbox, Part, PlanRow, Push
 
 
 class Transfers(Resource):
@@ -42,9 +44,9 @@ class Transfers(Resource):
         self.name = peer.hello.instance
         self.worker = worker
         self.message = message
-        sizes = message.num_blocks, message.block_bytes, message.num_guests
-        self.inbox = InboxPlaces(worker, *sizes)
-        self.block_size = worker.capacity.block_size
+        self.shape = PointShape(worker.capacity, message.num_pieces)
+        self.points = ComingPoints(worker, self.shape)
+        self.inbox = InboxPlaces(worker, message, self.points)
         self.moves: dict[Sequence, Move] = {}
         self.incoming: dict[Move, None] = {}
         self.due: dict[Sequence, int] = {}  # the blocks meant for each
@@ -59,21 +61,24 @@ class Transfers(Resource):
         self._pushed: deque[tuple[int, list[Place]]] = deque()  # without a result, by step
 
     @property
-    def is_plain(self) -> bool:
-        """True if its blocks are all that another worker needs of a sequence."""
-        capacity = self.worker.capacity
-        return (
-            capacity.groups == EVERY_LAYER
-            and capacity.num_states is None
-            and capacity.num_stages == 1
-        )
+    def may_move(self) -> bool:
+        """True if another worker can go on from its blocks and copies of states."""
+        return self.worker.capacity.num_stages == 1 and self.worker.capacity.num_states != 0
+
+    def arrive(self, message: Arrived) -> None:
+        """Raises CodecError."""
+        keys, parts = message.keys, message.parts
+        if len(parts) not in (0, len(keys)):
+            raise CodecError(f"an Arrived of {len(keys)} keys with {len(parts)} parts")
+        for key, part in zip(keys, parts, strict=False):
+            self.shape.check(key, part)
+        self.inbox.arrive(keys, message.are_guests, parts)
 
     def reaches(self, other: Target) -> bool:
         """True if its blocks are of use to ``other``, and come there."""
         own, their = self.message, other.message
         is_near = own.location == their.location or bool(their.address)
-        has_same_blocks = own.layout == their.layout and self.block_size == other.block_size
-        return other is not self and has_same_blocks and is_near
+        return other is not self and own.layout == their.layout and is_near
 
     def may_reach(self, other: Target) -> bool:
         """True if nothing of late speaks against it either."""
@@ -86,11 +91,14 @@ class Transfers(Resource):
 
     @property
     def has_idle_rows(self) -> bool:
-        """True if blocks wait in the inbox for its next plan, and none is under way."""
-        return self.inbox.has_arrived and not self.worker.in_flight
+        """True if blocks wait for its next plan, and none is under way."""
+        if self.worker.in_flight:
+            return False
+        lacking = any(each.num_pushed < each.num_wanted for each in self.moves.values())
+        return self.inbox.has_arrived or lacking
 
-    def has(self, key: bytes) -> bool:
-        return self.worker.index.find(key) is not None
+    def has(self, key: bytes, part: Part | None) -> bool:
+        return self.inbox.has(key, part)
 
     def has_place(self, move: Move, placement: Placement) -> bool:
         """Sequences that are due come first."""
@@ -103,13 +111,14 @@ class Transfers(Resource):
 
     def has_all(self, move: Move) -> bool:
         """The first blocks become the last to be evicted."""
-        (blocks,) = self.worker.blocks.find_hit(move.sequence).tables
-        if len(blocks) < move.num_there:
-            move.rewind(len(blocks))
+        hit, pool = self.worker.blocks.find_hit(move.sequence), self.worker.pool
+        if hit.num_blocks < move.end:
+            move.rewind(min(hit.num_whole, move.num_whole))
             return False
-        pool = self.worker.pool
-        pool.share(blocks)
-        pool.free(blocks)
+        pool.share(hit.tables[0])
+        pool.free(hit.tables[0])
+        if hit.point is not None:
+            pool.use(hit.point)
         return True
 
     def is_kept_from(self, sequence: Sequence) -> bool:
@@ -119,8 +128,8 @@ class Transfers(Resource):
         self._on_take(self.worker, sequence)
 
     def distrust(self, sequence: Sequence) -> None:
-        num = sequence.allocated.num_indexed
-        self._on_distrust(self, [sequence.block_hash(each, self.block_size) for each in range(num)])
+        num, size = sequence.allocated.num_indexed, self.shape.block_size
+        self._on_distrust(self, [sequence.block_hash(each, size) for each in range(num)])
 
     def rows(self, step: int) -> Series[PlanRow]:
         if not self.moves and not self.inbox:

@@ -1,24 +1,33 @@
-"""KV blocks that move to other workers, as an addition to a model on a CPU."""
+"""KV blocks and states that move to other workers, as an addition to a model on a CPU."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from prometheus_client import Counter
 
-from services.worker.block_layout import BlockMemory, digest_of, facts_of, why_not_copied
+from services.worker.block_layout import (
+    BlockMemory,
+    StateMemory,
+    digest_of,
+    facts_of,
+    facts_of_groups,
+    why_not_copied,
+)
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.moves.inbox import Inbox
-from services.worker.startup.additions import PlanPart
+from services.worker.startup.additions import PlanPart, States
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.model_shape import shape_of
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
-from shared.wire.messages import EVERY_LAYER, MAX_INBOX_BLOCKS, Capacity, Push, StepPlan, Take
+from shared.wire.messages import MAX_INBOX_BLOCKS, Capacity, Part, Push, StepPlan, Take
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +45,10 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 def make(
     settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
 ) -> "KVTransfer | None":
-    if why := why_not_copied(settings, model) or _why_not_moved(model):
+    if why := why_not_copied(settings, model):
         log.info("kv-transfer: no KV block moves: %s", why)
         return None
     return KVTransfer(settings, folder, model, dtype)
-
-
-def _why_not_moved(model: DecoderLM) -> str:
-    if model.groups != EVERY_LAYER:
-        return "the model has layers with windows"
-    return "the model has layers with states" if model.state_specs() else ""
 
 
 class KVTransfer:
@@ -61,6 +64,7 @@ class KVTransfer:
         codes = CACHE_CODES[choose_cache_dtype(settings.kv_cache_dtype, model.config)]
         shape = shape_of(model, dtype, drafts=model.mtp_head is not None, codes=codes)
         self._block_bytes = settings.block_size * shape.token_bytes
+        self._groups = facts_of_groups(model)
 
     def limit(self, capacity: Capacity) -> Capacity:
         return capacity
@@ -72,13 +76,15 @@ class KVTransfer:
         return {"KV blocks that move (kv-transfer)": num_copies * self._block_bytes}
 
     def begin(
-        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, *_: object
+        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: States
     ) -> "TransferPart":
         memory = BlockMemory(kv_cache.sections)
+        copies = StateMemory(*states, num_slots=len(is_open))
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
+        layout = digest_of(facts, self._groups, states[0])
         num_blocks = inbox_blocks(memory.num_bytes)
         inbox = Inbox(num_blocks, memory.num_bytes, guest_blocks(num_blocks))
-        self.part = TransferPart(memory, digest_of(facts), inbox)
+        self.part = TransferPart(memory, copies, layout, inbox, kv_cache.block_size)
         return self.part
 
 
@@ -92,41 +98,74 @@ def guest_blocks(num_blocks: int) -> int:
 
 
 class TransferPart(PlanPart):
-    """Copies blocks as plans say, on the thread of the steps. ``on_push`` gets the copies of some
-    blocks for a worker, by the inbox of the plan's scheduler: their keys and bytes."""
+    """Copies blocks of ``block_size`` tokens, and pieces of states, as plans say, on the thread of
+    the steps. ``on_push`` gets the rows of some blocks for a worker, by the inbox of the plan's
+    scheduler, and their bytes."""
 
-    def __init__(self, memory: BlockMemory, layout: str, inbox: Inbox) -> None:
+    def __init__(
+        self, memory: BlockMemory, states: StateMemory, layout: str, inbox: Inbox, block_size: int
+    ) -> None:
         self.layout, self.inbox = layout, inbox
-        self._memory = memory
-        self.on_push: Callable[[Inbox, str, list[bytes], list[Array]], None]
-        self.on_push = lambda inbox, worker, keys, blocks: None
+        self.num_pieces = -(-states.num_bytes // memory.num_bytes)
+        self._memory, self._states, self._block_size = memory, states, block_size
+        self.on_push: Callable[[Inbox, list[Push], list[Array]], None]
+        self.on_push = lambda inbox, rows, blocks: None
 
     def use(self, inbox: Inbox) -> None:
         """For later plans, which another scheduler makes."""
         self.inbox = inbox
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
-        pushed: dict[str, tuple[list[bytes], list[Array]]] = {}
+        pushed: list[tuple[Push, Array]] = []
         for row in plan.rows:
             if isinstance(row, Push):
-                keys, blocks = pushed.setdefault(row.worker, ([], []))
-                keys.append(row.key)
-                blocks.append(self._copy(row.block))
+                pushed.append((row, self._copy(row)))
             elif isinstance(row, Take):
-                self._fill(row.block, self.inbox.next_taken())
+                self._fill(row, self.inbox.next_taken())
         most = max(1, MAX_MESSAGE_BYTES // self.inbox.block_bytes)
-        for worker, (keys, blocks) in pushed.items():
-            for start in range(0, len(keys), most):
+        pushed.sort(key=lambda each: _message_of(each[0]))
+        for _, group in groupby(pushed, lambda each: _message_of(each[0])):
+            rows, blocks = map(list, zip(*group, strict=True))
+            for start in range(0, len(rows), most):
                 part = slice(start, start + most)
-                self.on_push(self.inbox, worker, keys[part], blocks[part])
+                self.on_push(self.inbox, rows[part], blocks[part])
 
-    def _copy(self, block: int) -> Array:
-        PUSHED.inc(self._memory.num_bytes)
-        return np.frombuffer(b"".join(self._memory.pieces(block)), np.uint8)
+    def _copy(self, row: Push) -> Array:
+        """The last piece of a state is filled up with zeros."""
+        num_bytes = self._memory.num_bytes
+        PUSHED.inc(num_bytes)
+        content = b"".join(self._pieces(row.block, row.part))
+        return np.frombuffer(content.ljust(num_bytes, b"\0"), np.uint8)
 
-    def _fill(self, block: int, content: Array) -> None:
+    def _fill(self, row: Take, content: Array) -> None:
         TAKEN.inc(self._memory.num_bytes)
         start, view = 0, content.data
-        for piece in self._memory.pieces(block):
+        for piece in self._pieces(row.block, row.part):
             piece[:] = view[start : start + len(piece)]
             start += len(piece)
+        if is_of_state(row.part):
+            self._states.note(row.block, row.part.num_blocks * self._block_size)
+
+    def _pieces(self, block: int, part: Part | None) -> Sequence[memoryview]:
+        """The memory of a block, or of a part of a state."""
+        if not is_of_state(part):
+            return self._memory.pieces(block)
+        start = part.number * self._memory.num_bytes
+        return [*_between(self._states.pieces(block), start, start + self._memory.num_bytes)]
+
+
+def is_of_state(part: Part | None) -> TypeGuard[Part]:
+    return part is not None and part.group is None
+
+
+def _message_of(row: Push) -> tuple[str, bool]:
+    """A message has the blocks for one worker, all of them parts of keep points or none."""
+    return row.worker, row.part is not None
+
+
+def _between(pieces: Sequence[memoryview], start: int, end: int) -> Iterator[memoryview]:
+    """The bytes from ``start`` to ``end`` of all ``pieces``."""
+    for piece in pieces:
+        if start < len(piece) and end > 0:
+            yield piece[max(0, start) : end]
+        start, end = start - len(piece), end - len(piece)

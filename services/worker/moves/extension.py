@@ -14,7 +14,7 @@ import numpy as np
 from prometheus_client import Gauge
 
 from services.worker.extension import WorkerCore, WorkerExtension
-from services.worker.moves.addition import KVTransfer, TransferPart
+from services.worker.moves.addition import KVTransfer, TransferPart, is_of_state
 from services.worker.moves.inbox import Inbox as Blocks
 from services.worker.moves.links import WorkerLinks, location_of
 from services.worker.step_thread import call_soon
@@ -22,9 +22,12 @@ from shared.errors import CodecError
 from shared.link.peer import Peer, count_bad
 from shared.wire.codec import Array
 from shared.wire.messages import (
+    EVERY_LAYER,
     GUESTS_MINOR,
+    MOVED_POINTS_MINOR,
     MOVES_MINOR,
     Arrived,
+    Capacity,
     Discard,
     Inbox,
     Meet,
@@ -51,6 +54,7 @@ class WorkerMoves(WorkerExtension):
         self._part: TransferPart | None = found[0].part if found else None
         if self._part is None and (role := core.config.worker_role) != "both":
             log.warning("worker-role: %s has no effect: no block of this worker moves", role)
+        self._minor, self._guests_minor = _minors_of(core.engine.capacity)
         self._links = WorkerLinks(core.config, self.on_pushed)
         self._thread = ThreadPoolExecutor(1, "moves")
         if self._part is not None:
@@ -73,7 +77,7 @@ class WorkerMoves(WorkerExtension):
     def _present(self, scheduler: Peer, home: Peer) -> None:
         """Tells ``scheduler`` of the inbox. Other cells than that of ``home`` may have guests for
         it."""
-        least = MOVES_MINOR if scheduler is home else GUESTS_MINOR
+        least = self._minor if scheduler is home else self._guests_minor
         receiver = self._links.receiver
         if self._part is None or receiver is None or scheduler.hello.minor < least:
             return
@@ -86,8 +90,9 @@ class WorkerMoves(WorkerExtension):
                 block_bytes=inbox.block_bytes,
                 address=receiver.address,
                 role=config.worker_role,
-                num_guests=inbox.num_guests if home.hello.minor >= GUESTS_MINOR else 0,
+                num_guests=inbox.num_guests if home.hello.minor >= self._guests_minor else 0,
                 cell=home.hello.instance,
+                num_pieces=self._part.num_pieces,
             )
         )
 
@@ -131,10 +136,13 @@ class WorkerMoves(WorkerExtension):
         if not num == len(message.checksums) == len(blocks):
             sums = len(message.checksums)
             raise CodecError(f"{num} keys with {sums} checksums and {len(blocks)} blocks")
+        if len(message.parts) not in (0, num):
+            raise CodecError(f"{num} keys with {len(message.parts)} parts")
         if wrong := [each.nbytes for each in blocks if each.nbytes != size]:
             raise CodecError(f"a block of {wrong[0]} bytes; blocks of this worker have {size}")
         home = self._core.home()
-        if home is None or home.hello.minor < (GUESTS_MINOR if message.origin else MOVES_MINOR):
+        least = self._guests_minor if message.origin else self._minor
+        if home is None or home.hello.minor < least:
             return
         if not message.origin:
             self._inbox.expect(num)
@@ -158,28 +166,30 @@ class WorkerMoves(WorkerExtension):
             FULL.set(len(inbox))
             home = self._core.home()
             assert home is not None
-            home.send(Arrived(keys, bool(origin)))
+            home.send(Arrived(keys, bool(origin), message.parts))
 
-    def _push(self, inbox: Blocks, worker: str, keys: list[bytes], blocks: Sequence[Array]) -> None:
+    def _push(self, inbox: Blocks, rows: list[Push], blocks: Sequence[Array]) -> None:
+        """``rows`` are for one worker."""
         if inbox is not self._inbox:  # the plan was an earlier scheduler's
             return
         home = self._core.home()
-        are_guests = home is not None and self._links.has_guests(worker)
+        are_guests = home is not None and self._links.has_guests(rows[0].worker)
         origin = home.hello.instance if home is not None and are_guests else ""
-        send = partial(self._send, inbox, worker, keys, origin, blocks)
+        send = partial(self._send, inbox, rows, origin, blocks)
         self._compute(send, _checksums, blocks)
 
     def _send(
         self,
         inbox: Blocks,
-        worker: str,
-        keys: list[bytes],
+        rows: list[Push],
         origin: str,
         blocks: Sequence[Array],
         checksums: list[int],
     ) -> None:
         if inbox is self._inbox:
-            self._links.send(worker, Pushed(keys, checksums, origin), blocks)
+            parts = [each.part for each in rows if each.part is not None]
+            pushed = Pushed([each.key for each in rows], checksums, origin, parts)
+            self._links.send(rows[0].worker, pushed, blocks)
 
     def _compute(
         self, callback: Callable[[Any], None], function: Callable[..., Any], *arguments: Any
@@ -197,9 +207,8 @@ class WorkerMoves(WorkerExtension):
         """Returns the origins of a guest that the cache has from now on."""
         if self._part is None:
             raise CodecError("the blocks of this worker do not move (kv-transfer)")
-        num_blocks = self._core.engine.capacity.num_blocks
-        if not isinstance(row, Discard) and row.block >= num_blocks:
-            raise CodecError(f"block {row.block} that moves; the cache has {num_blocks}")
+        if not isinstance(row, Discard):
+            self._check_place(self._part, row)
         match row:
             case Push() if not self._links.has_met(row.worker):
                 raise CodecError(f"a push to worker {row.worker}, which this one has not met")
@@ -209,6 +218,26 @@ class WorkerMoves(WorkerExtension):
                 origins = self._inbox.discard(row.key)
                 return origins if row.is_cached else ()
         return ()
+
+    def _check_place(self, transfer: TransferPart, row: Push | Take) -> None:
+        capacity, part = self._core.engine.capacity, row.part
+        if not is_of_state(part):
+            if row.block >= capacity.num_blocks:
+                raise CodecError(
+                    f"block {row.block} that moves; the cache has {capacity.num_blocks}"
+                )
+            return
+        if row.block >= (num_states := capacity.num_states or 0):
+            raise CodecError(f"state {row.block} that moves; there are {num_states}")
+        if part.number >= transfer.num_pieces:
+            raise CodecError(f"piece {part.number} of a state with {transfer.num_pieces}")
+
+
+def _minors_of(capacity: Capacity) -> tuple[int, int]:
+    """The first versions with moves of such blocks, and with moves to other cells."""
+    if capacity.groups == EVERY_LAYER and capacity.num_states is None:
+        return MOVES_MINOR, GUESTS_MINOR
+    return MOVED_POINTS_MINOR, MOVED_POINTS_MINOR
 
 
 def _checksums(blocks: Sequence[Array]) -> list[int]:

@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.worker.block_layout import BlockMemory, digest_of, facts_of, why_not_copied
+from services.worker.block_layout import (
+    BlockMemory,
+    StateMemory,
+    digest_of,
+    facts_of,
+    facts_of_groups,
+    why_not_copied,
+)
 from services.worker.machine.hardware import read_memory
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -19,12 +26,6 @@ from services.worker.startup.additions import States
 from services.worker.stores import folder as folders
 from services.worker.stores.files import OtherStores, StoreFiles
 from services.worker.stores.folder import FORMAT, Header, Part, read_header
-from services.worker.stores.memory import (
-    StateMemory,
-    facts_of_groups,
-    facts_of_states,
-    split,
-)
 from services.worker.stores.part import StorePart
 from services.worker.stores.places import RECORD_BYTES, OwnPlaces
 from shared.errors import ConfigError
@@ -86,11 +87,7 @@ class KVStore:
         copies = StateMemory(*states, num_slots=len(is_open))
         num_places, num_states = self._sizes(blocks, copies, kv_cache.block_size)
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
-        if layers := states[0]:
-            facts["states"] = facts_of_states(layers)
-        if self._groups:
-            facts["groups"] = self._groups
-        layout = digest_of(facts)
+        layout = digest_of(facts, self._groups, states[0])
         folders.make_private(self._root, forbidden=0o022)
         location = self._root / layout
         folders.make_private(location)
@@ -169,3 +166,15 @@ class KVStore:
 def _free_space(folder: Path) -> int:
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
+
+
+def split(
+    num_bytes: int, block_bytes: int, state_bytes: int, blocks_between: int
+) -> tuple[int, int]:
+    """Counts the places for blocks and for states of a store with ``num_bytes``. States get at most
+    half, as in the cache, and one place for the ``blocks_between`` two of a sequence."""
+    if not state_bytes:
+        return num_bytes // block_bytes, 0
+    of_each = num_bytes // (blocks_between * block_bytes + state_bytes)
+    num_states = min(num_bytes // 2 // state_bytes, of_each)
+    return (num_bytes - num_states * state_bytes) // block_bytes, num_states

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from prometheus_client import Counter, Gauge
 
-from services.worker.block_layout import BlockMemory
+from services.worker.block_layout import BlockMemory, StateMemory
 from services.worker.startup.additions import PlanPart
 from services.worker.stores.files import OtherStores, StoreFiles
-from services.worker.stores.memory import StateMemory
 from services.worker.stores.places import BlockLost, OwnPlaces
 from shared.wire.codec import Array
 from shared.wire.messages import FIRST_STATE, Copied, Forget, Load, Save, StepPlan

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import msgspec
 import numpy as np
 
-from services.scheduler.block_pool import BlockHashes
+from services.scheduler.block_pool import BlockHashes, KeepPoint
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.resource import Resource
 from services.scheduler.results import Emission, check_result
@@ -599,7 +599,7 @@ class Mesh:
             for block in range(worker.pool.num_blocks):
                 name = worker.index.block_hash(block)
                 assert name is None or simulated.kv[block] == self.names[name][-size:]
-        for name, point in worker.pool.keep_points.items():
+        for name, point in self.points_of(worker).items():
             assert len(self.names[name]) == point.num_blocks * size
             for table in point.tables:
                 found = [context for block in table for context in simulated.kv[block]]
@@ -610,6 +610,9 @@ class Mesh:
                 assert context == self.names[name][-1]
         for sequence in self.core.queues:
             self.check_hit(worker, sequence)
+
+    def points_of(self, worker: WorkerState) -> dict[bytes, KeepPoint]:
+        return worker.pool.keep_points
 
     def check_hit(self, worker: WorkerState, sequence: Sequence) -> None:
         """The hit is the longest prefix found by its content."""

@@ -34,7 +34,7 @@ from shared.wire.messages import (
     Take,
 )
 from tests.mesh.arena_parts import FakePeer
-from tests.services.scheduler.moves.moving_worker import MovingWorker
+from tests.services.scheduler.moves.moving_worker import MovingWorker, Pushed
 from tests.services.scheduler.simulated_worker import next_token
 
 CAPACITY = Capacity(64, 4, 4, 16, 256, 1000)
@@ -66,7 +66,8 @@ class Worker:
 
     def attach(self) -> None:
         assert self.peer.hello.capacity is not None
-        self.simulated = MovingWorker(self.peer.hello.capacity)
+        num_pieces = 0 if self.inbox is None else self.inbox.num_pieces
+        self.simulated = MovingWorker(self.peer.hello.capacity, num_pieces=num_pieces)
         self.rows: list[Any] = []
         self.plans: list[StepPlan] = []
         self.cell.service.on_message(self.peer, Attach(), [])
@@ -140,7 +141,7 @@ class CellOfWorkers:
         self.service = SchedulerService(config)
         self.core = self.service._core
         self.workers: dict[str, Worker] = {}
-        self.on_the_way: list[tuple[str, bytes, list[int]]] = []
+        self.on_the_way: list[Pushed] = []
         self.tokenizer = FakePeer(Hello(PROTOCOL_MAJOR, MOVES_MINOR, "tokenizer", "t", MODEL))
         self.service.on_up(self.tokenizer)
         self.asked: dict[str, tuple[list[int], int]] = {}
@@ -183,10 +184,11 @@ class CellOfWorkers:
     def deliver(self, num: int = 1 << 20) -> None:
         """The oldest blocks come to their targets, which tell their scheduler."""
         due, self.on_the_way = self.on_the_way[:num], self.on_the_way[num:]
-        for name, key, content in due:
+        for name, key, content, part in due:
             if (worker := self.workers.get(name)) is not None:
                 worker.simulated.inbox.put(key, content)
-                self.service.on_message(worker.peer, Arrived([key]), [])
+                parts = [] if part is None else [part]
+                self.service.on_message(worker.peer, Arrived([key], parts=parts), [])
 
     def run(self, num: int = 400, delivers: bool = True) -> None:
         """Up to ``num`` rounds in which each worker computes a plan."""

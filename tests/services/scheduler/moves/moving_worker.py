@@ -4,11 +4,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from services.scheduler.scheduler import Planned
-from shared.wire.messages import Discard, Push, StepPlan, StepResult, Take
+from shared.wire.messages import Discard, Part, Push, StepPlan, StepResult, Take
 from shared.wire.token_arrays import TokenArrays
-from tests.services.scheduler.simulated_worker import SimulatedWorker
+from tests.services.scheduler.simulated_worker import SimulatedWorker, State
 
-Content = list[int]
+Content = list[int] | tuple[State, int]  # of a block, or a piece of a state
+Pushed = tuple[str, bytes, Content, Part | None]
 
 
 class Inboxed:
@@ -46,34 +47,62 @@ class MovingWorker(SimulatedWorker):
     """``pushed`` blocks are on their way, with the name of their target. Plans for it are checked
     by its ``inbox``."""
 
-    pushed: list[tuple[str, bytes, Content]] = field(default_factory=list)
+    pushed: list[Pushed] = field(default_factory=list)
     inbox: Inboxed = field(default_factory=Inboxed)
     num_pushed: int = 0
     num_taken: int = 0
     num_discarded: int = 0
+    num_pieces: int = 0
+    num_parts_taken: int = 0
+    pieces: dict[int, set[tuple[State, int]]] = field(default_factory=dict)  # by copy of a state
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         for row in planned.plan.rows:
             match row:
-                case Push(key, block, worker):
-                    content = self.kv[block]
-                    assert len(content) == self.capacity.block_size, "a part of a block"
-                    self.pushed.append((worker, key, list(content)))
+                case Push(key, block, worker, part):
+                    self.pushed.append((worker, key, self._copy(block, part), part))
                     self.num_pushed += 1
-                case Take(_, block):
-                    self.check_free(planned.plan, block)
-                    self.kv[block] = self.inbox.next_taken()
+                case Take(_, block, part):
+                    self._fill(planned.plan, block, part, self.inbox.next_taken())
                     self.num_taken += 1
+                    self.num_parts_taken += part is not None
                 case Discard():
                     self.num_discarded += 1
         return super().step(planned)
 
+    def _copy(self, block: int, part: Part | None) -> Content:
+        if part is not None and part.group is None:
+            state = self.states[block]
+            assert state[0] == part.num_blocks * self.capacity.block_size, "another state"
+            return state, part.number
+        content = self.kv[block]
+        assert len(content) == self.capacity.block_size, "a part of a block"
+        return list(content)
+
+    def _fill(self, plan: StepPlan, block: int, part: Part | None, content: Content) -> None:
+        """A state is there once all of its pieces are."""
+        if isinstance(content, list):
+            self.check_free(plan, block)
+            self.kv[block] = content
+            return
+        assert part is not None
+        writers = (slot for number, slot in self.slots.items() if number not in plan.release)
+        assert all(slot.copies_to != block for slot in writers), "a copy with an owner"
+        state, number = content
+        assert (state[0], number) == (part.num_blocks * self.capacity.block_size, part.number)
+        found = {each for each in self.pieces.get(block, ()) if each[0] == state}
+        self.pieces[block] = found | {content}
+        self.states.pop(block, None)
+        if len(self.pieces[block]) == self.num_pieces:
+            self.states[block] = state
+
     def check_free(self, plan: StepPlan, block: int) -> None:
         """No slot reads or writes the block."""
+        dropped = {(drop.slot, drop.group): drop.num_blocks for drop in plan.drops}
         tables = [
-            table
+            table[dropped.get((number, group), 0) :]
             for number, slot in self.slots.items()
             if number not in plan.release
-            for table in slot.tables
+            for group, table in enumerate(slot.tables)
         ]
         assert not any(block in table for table in tables), "a block with an owner is overwritten"

@@ -1,13 +1,15 @@
 """Random schedules of workers that push blocks to each other."""
 
 from collections import deque
+from itertools import groupby
 from pathlib import Path
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from msgspec.structs import replace
 
+from services.scheduler.block_pool import KeepPoint
 from services.scheduler.extension import Cell, OtherCells
 from services.scheduler.moves.cell import CellMoves
 from services.scheduler.moves.transfers import Transfers
@@ -24,17 +26,18 @@ from shared.wire.messages import (
     Inbox,
     Meet,
     ModelInfo,
+    Part,
     Push,
     State,
     Take,
 )
 from tests.mesh.arena_parts import FakePeer, connect
-from tests.services.scheduler.moves.moving_worker import MovingWorker
+from tests.services.scheduler.moves.moving_worker import Content, MovingWorker
 from tests.services.scheduler.schedules import WEIGHTS, Mesh, run_schedule
 
 CONFIG = SchedulerConfig(mesh_dir=Path("/nonexistent"), instance="s")
 MODEL = ModelInfo(["m"], "f", 1000, 64, 1)
-Block = tuple[bytes, list[int]]
+Block = tuple[bytes, Content, Part | None]
 
 
 def run_moving(number: int) -> "MovingMesh":
@@ -73,21 +76,32 @@ class MovingMesh(Mesh):
         self.block_bytes = random.choice([1, 1, 1, 3 << 20, 20 << 20])
         self.all_workers: list[MovingWorker] = []
         self.num_lost = 0
-        self.is_plain = random.random() < 0.95
+        self.is_plain, self.num_pieces = random.random() < 0.5, random.choice([1, 2, 5])
+        self.is_over = False
+        self.num_first = 0
         super().__init__(random)
-        for _ in range(random.choice([0, 1, 2, 2])):
-            self.join()
+        self.num_first += random.choice([0, 1, 2, 2])
+        self.copy_interval = random.choice([1, 4, 4, 16])
 
     # --- workers --------------------------------------------------------------------------------
 
     def join(self) -> None:
+        if not self.events:  # sizes are the real ones as yet
+            self.num_first += 1
+            return
         if self.cell is None:
+            changes: dict[str, Any] = {"num_stages": 1} if self.random.random() < 0.95 else {}
             if self.is_plain:
-                plain = {"groups": EVERY_LAYER, "num_states": None, "num_stages": 1}
-                size = self.random.choice([1, 1, 4, self.capacity.block_size])
-                num = self.capacity.num_blocks * self.random.choice([1, 2, 5])
-                plain |= {"block_size": size, "num_blocks": num}
-                self.capacity = replace(self.capacity, **plain)
+                changes |= {"groups": EVERY_LAYER, "num_states": None}
+            elif self.random.random() < 0.5:
+                num_states = self.random.choice([0, 1, 3, 12, 12])
+                changes |= {"groups": EVERY_LAYER, "num_states": num_states}
+            size = self.random.choice([1, 1, 4, self.capacity.block_size])
+            num = self.capacity.num_blocks * self.random.choice([1, 2, 5])
+            changes |= {"block_size": size, "num_blocks": num}
+            self.capacity = replace(self.capacity, **changes)
+            if self.capacity.num_states is None:
+                self.num_pieces = 0
             peers: dict[str, Peer] = self.peers  # type: ignore[assignment]
             others = OtherCells(self.core, {}, "s", lambda: None)
             self.cell = CellMoves(Cell(CONFIG, self.core, peers, others, lambda: None))
@@ -99,7 +113,11 @@ class MovingMesh(Mesh):
     def attach(self, worker_id: str) -> None:
         plain, random = self.workers[worker_id], self.random
         worker = MovingWorker(
-            plain.capacity, plain.stop, is_fast=plain.is_fast, repeats=plain.repeats
+            plain.capacity,
+            plain.stop,
+            is_fast=plain.is_fast,
+            repeats=plain.repeats,
+            num_pieces=self.num_pieces,
         )
         self.workers[worker_id] = worker
         self.all_workers.append(worker)
@@ -112,6 +130,7 @@ class MovingMesh(Mesh):
                 block_bytes=self.block_bytes,
                 address=random.choice(["", "tcp://there:1"]),
                 role=random.choice(self.roles),  # type: ignore[arg-type]
+                num_pieces=self.num_pieces,
             )
             assert self.cell is not None
             assert self.cell.takes(peer, inbox)
@@ -175,8 +194,12 @@ class MovingMesh(Mesh):
             for target, *block in worker.pushed:
                 if target in self.workers:
                     queue = self.on_the_way.setdefault((worker_id, target), deque())
-                    queue.append((block[0], block[1]))  # type: ignore[arg-type]
+                    queue.append((block[0], block[1], block[2]))  # type: ignore[arg-type]
             worker.pushed.clear()
+        if self.is_over:
+            self.deliver()
+            assert self.cell is not None
+            self.cell.look(0.0)
 
     def check_plan(self, worker: WorkerState, planned: Planned, runnable: list[Sequence]) -> None:
         super().check_plan(worker, planned, runnable)
@@ -191,14 +214,19 @@ class MovingMesh(Mesh):
         assert len(pushes) <= most
         assert sum(isinstance(each, Take | Discard) for each in rows) <= most
         assert all((worker.worker_id, each.worker) in self.has_met for each in pushes)
-        for each in pushes:
-            assert worker_of.kv[each.block] == self.content_of(each.key)
         slots = {row.slot for row in planned.plan.prefill}
         slots |= {row.slot for row in planned.plan.decode}
         assert not any(worker.running[slot].allocated.is_held for slot in slots)
 
-    def content_of(self, key: bytes) -> list[int]:
-        return self.names[key][-self.capacity.block_size :]
+    def content_of(self, key: bytes, part: Part | None) -> Content:
+        size = self.capacity.block_size
+        if part is None:
+            return self.names[key][-size:]
+        contexts = self.names[part.point]
+        assert len(contexts) == part.num_blocks * size
+        if part.group is None:
+            return (len(contexts), contexts[-1]), part.number
+        return contexts[part.number * size : (part.number + 1) * size]
 
     def run(self) -> None:
         delay = self.random.choice([1, 1, 2, 5, 100])
@@ -215,21 +243,25 @@ class MovingMesh(Mesh):
 
     def deliver_to(self, pair: tuple[str, str], num: int) -> None:
         queue = self.on_the_way[pair]
-        keys = []
+        arrived: list[tuple[bytes, Part | None]] = []
         worker = self.workers.get(pair[1])
         assert isinstance(worker, MovingWorker)
         for _ in range(min(num, len(queue))):
-            key, content = queue.popleft()
-            assert content == self.content_of(key)
+            key, content, part = queue.popleft()
+            assert content == self.content_of(key, part)
             worker.inbox.put(key, content)
-            keys.append(key)
+            arrived.append((key, part))
         if not queue:
             del self.on_the_way[pair]
         transfers = self.transfers.get(pair[1])
-        if keys and transfers is not None:
-            assert len(worker.inbox) <= transfers.message.num_blocks
-            assert self.cell is not None
-            assert self.cell.takes(self.peers[pair[1]], Arrived(keys))
+        if transfers is None:
+            return
+        assert len(worker.inbox) <= transfers.message.num_blocks
+        assert self.cell is not None
+        for has_parts, group in groupby(arrived, lambda each: each[1] is not None):
+            keys, parts = zip(*group, strict=True)
+            message = Arrived([*keys], parts=[*parts] if has_parts else [])
+            assert self.cell.takes(self.peers[pair[1]], message)
 
     def cut(self) -> None:
         """The blocks between two workers are lost."""
@@ -251,6 +283,9 @@ class MovingMesh(Mesh):
     # --- invariants -----------------------------------------------------------------------------
 
     def check(self) -> None:
+        while self.num_first:  # after the first event
+            self.num_first -= 1
+            self.join()
         super().check()
         for transfers in self.transfers.values():
             for sequence, move in transfers.moves.items():
@@ -264,18 +299,30 @@ class MovingMesh(Mesh):
             assert all(each.source in self.transfers.values() for each in transfers.incoming)
             self.check_held(transfers)
 
+    def points_of(self, worker: WorkerState) -> dict[bytes, KeepPoint]:
+        """Without the parts of those that come."""
+        points = super().points_of(worker)
+        transfers = self.transfers.get(worker.worker_id)
+        if transfers is None:
+            return points
+        coming = transfers.points._coming.values()
+        units = {unit for each in coming for unit in each.units.values()}
+        return {name: each for name, each in points.items() if each not in units}
+
     def check_held(self, transfers: Transfers) -> None:
-        """A sequence is held only while a plan in flight computes it, and then moves."""
+        """A sequence is held only while a plan in flight computes it, or its last keep point is on
+        its way, and then moves."""
         for sequence in transfers.worker.running.values():
             move = transfers.moves.get(sequence)
             if sequence.allocated.is_held:
                 assert move is not None
-                assert move.is_in_flight
+                assert move.is_in_flight or transfers.shape.has_points
 
     def finish(self) -> None:
         """Nobody is told to stop any more."""
         for worker_id in self.peers:
             self.set_state(worker_id, State.READY)
+        self.is_over = True
         super().finish()
         assert self.cell is not None
         for _ in range(60):

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from services.scheduler.moves.inbox import InboxPlaces
+from services.scheduler.moves.points import ComingPoints, PointShape
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
-from shared.wire.messages import Arrived, Capacity, Group
+from shared.wire.messages import Arrived, Capacity
 from tests.services.scheduler.moves.cell_of_workers import CAPACITY, INBOX, CellOfWorkers, Worker
 
 KEYS = [bytes([number]) * 16 for number in range(8)]
@@ -48,13 +49,16 @@ async def test_blocks_that_nobody_waits_for_are_discarded(tmp_path: Path):
     cell.finish()
 
 
-async def test_models_whose_blocks_are_not_all_of_a_sequence_do_not_move(tmp_path: Path):
+@pytest.mark.parametrize("capacity", [{"num_stages": 2}, {"num_states": 0}], ids=str)
+async def test_no_sequence_of_stages_or_without_copies_of_states_moves(
+    capacity: dict[str, int], tmp_path: Path
+):
     cell = CellOfWorkers(tmp_path)
-    groups = (Group(), Group(8))
-    one = Worker(cell, "one", groups=groups, num_blocks=128)
+    inbox = replace(INBOX, num_pieces=2 * ("num_states" in capacity))
+    one = Worker(cell, "one", inbox, **capacity)
     cell.ask("r", max_tokens=20)
     cell.run(6)
-    Worker(cell, "two", groups=groups, num_blocks=128)
+    Worker(cell, "two", inbox, **capacity)
     one.drain()
     cell.run(10)
     assert one.running
@@ -64,7 +68,8 @@ async def test_models_whose_blocks_are_not_all_of_a_sequence_do_not_move(tmp_pat
 def inbox_of(num_blocks: int = 8) -> InboxPlaces:
     capacity: Capacity = replace(CAPACITY, num_blocks=num_blocks)
     worker = WorkerState("w/0", capacity, True, {}, 0.2, 0.5)
-    return InboxPlaces(worker, num_places=4, block_bytes=1 << 10)
+    points = ComingPoints(worker, PointShape(capacity, 0))
+    return InboxPlaces(worker, replace(INBOX, num_blocks=4), points)
 
 
 def test_a_key_is_free_once_the_row_that_took_it_has_run():

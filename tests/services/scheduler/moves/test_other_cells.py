@@ -64,7 +64,7 @@ class Elsewhere:
 
     def settle(self) -> list[bytes]:
         """A plan of its cell takes all blocks that have come; returns their keys."""
-        keys = [key for name, key, _ in self.cell.on_the_way if name == "far"]
+        keys = [key for name, key, *_ in self.cell.on_the_way if name == "far"]
         self.cell.on_the_way.clear()
         if keys:
             self.cell.service.on_message(self.peer, Settled(keys), [])
@@ -222,9 +222,9 @@ async def test_guests_of_other_cells_become_hits(tmp_path: Path):
     cell.run(8, delivers=False)
     other = CellOfWorkers(tmp_path)
     two = Worker(other, "two", replace(INBOX, num_guests=50))
-    for _, key, content in cell.on_the_way:
+    for _, key, content, _ in cell.on_the_way:
         two.simulated.inbox.put(key, content)
-    keys = [key for _, key, _ in cell.on_the_way]
+    keys = [key for _, key, *_ in cell.on_the_way]
     other.service.on_message(two.peer, Arrived(keys, True), [])
     other.run()
     assert [each.key for each in two.takes] == keys

@@ -10,7 +10,7 @@ from services.scheduler.moves.moves import MOVES
 from tests.services.scheduler.moves.schedules import run_moving
 
 NUM_SCHEDULES = 60
-RARE = (158, 231, 279)  # losses, and moves that are given up
+RARE = (120, 174, 539, 734)  # losses, moves that are given up, and states
 KINDS = ("done", "ended", "given_up", "lost")
 OUTCOMES = [(why, what) for why in ("leaving", "role") for what in KINDS]
 
@@ -26,6 +26,8 @@ def meet(numbers: Iterable[int]) -> Counter[str]:
             met["pushed"] += each.num_pushed
             met["taken"] += each.num_taken
             met["discarded"] += each.num_discarded
+            kind = "states" if each.num_pieces else "windows"
+            met[f"parts of {kind}"] += each.num_parts_taken
     for outcome in OUTCOMES:
         met[" ".join(outcome)] = int(MOVES.labels(*outcome)._value.get() - before[outcome])
     return met

@@ -5,28 +5,25 @@ import socket
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from services.worker.moves import links
-from services.worker.moves.addition import INBOX_BYTES, make
+from services.worker.moves.addition import INBOX_BYTES
 from services.worker.moves.links import role_of
 from shared.errors import CodecError, ConfigError
 from shared.link.address import MAX_PATH_BYTES, socket_path
-from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
     MOVES_MINOR,
     PROTOCOL_MAJOR,
     Arrived,
     Discard,
-    Group,
     Hello,
     Inbox,
     Meet,
+    Part,
     Push,
     Pushed,
     Take,
@@ -90,14 +87,6 @@ async def test_other_folders_and_settings_are_told_apart(checkpoint: Path, tmp_p
         assert not there.address.endswith(":0")
 
 
-def test_blocks_of_windows_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    layers = SimpleNamespace(rotary=SimpleNamespace(table=torch.zeros(1)))
-    model: Any = SimpleNamespace(model=layers, lm_head=layers, groups=(Group(), Group(8)))
-    assert make(WorkerConfig(kv_transfer=True), tmp_path, model, torch.float32) is None
-    assert "kv-transfer: no KV block moves: the model has layers with windows" in caplog.text
-
-
 async def test_a_role_without_moves_is_told(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,6 +109,7 @@ async def test_memory_for_blocks_is_planned(one: MovingWorker) -> None:
         (Take(key_of(0), 2**31 - 1), "block 2147483647 that moves"),
         (Push(key_of(0), 0, "c"), "a push to worker c, which this one has not met"),
         (Take(key_of(0), 0), "no block 0000"),
+        (Take(key_of(0), 0, Part(key_of(0), 1, 0)), "state 0 that moves; there are 0"),
     ],
 )
 async def test_hostile_rows(two: Two, row: Any, why: str) -> None:
@@ -178,11 +168,15 @@ def odd_pushes(worker: MovingWorker) -> dict[str, tuple[Pushed, tuple[np.ndarray
         "checksum": (Pushed([key], [crc ^ 1]), (block,)),
         "count of checksums": (Pushed([key], []), (block,)),
         "count of blocks": (Pushed([key, key], [crc, crc]), (block,)),
+        "count of parts": (
+            Pushed([key, key], [crc, crc], "", [Part(key, 1, 0, 1)]),
+            (block, block),
+        ),
         "room": (Pushed(num * [key], num * [crc]), num * (block,)),
     }
 
 
-ODD = ("size", "checksum", "count of checksums", "count of blocks", "room")
+ODD = ("size", "checksum", "count of checksums", "count of blocks", "count of parts", "room")
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.harness.engines import make_engine
 from services.worker.block_layout import BlockMemory
@@ -18,7 +19,7 @@ from services.worker.moves.extension import WorkerMoves
 from services.worker.step_thread import StepThread
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
-    GUESTS_MINOR,
+    MOVED_POINTS_MINOR,
     PROTOCOL_MAJOR,
     Admit,
     Arrived,
@@ -51,7 +52,7 @@ def random_ids(num: int, vocab_size: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(10, vocab_size, num).tolist()
 
 
-def scheduler(minor: int = GUESTS_MINOR, name: str = "s") -> FakePeer:
+def scheduler(minor: int = MOVED_POINTS_MINOR, name: str = "s") -> FakePeer:
     return FakePeer(Hello(PROTOCOL_MAJOR, minor, "scheduler", name))
 
 
@@ -133,9 +134,17 @@ class MovingWorker:
         await self.step(rows=rows)
 
     async def prefill(
-        self, ids: list[int], prompt_len: int, blocks: list[int], num_cached: int, depth: int
+        self,
+        ids: list[int],
+        prompt_len: int,
+        blocks: list[int],
+        num_cached: int,
+        depth: int,
+        **others: Any,
     ) -> Output:
+        """``others`` are fields of the Admit."""
         row = Admit(0, "r", 1, 0, 0, prompt_len, len(ids), num_cached, PARAMS, blocks)
+        row = replace(row, **others)
         prefill = [Prefill(0, len(ids) - num_cached)]
         found, _ = await self.step([row], np.array(ids, np.int32), prefill, depth=depth)
         return [found]
