@@ -230,7 +230,7 @@ class Gemma4(Preprocessor):
     """Patches row by row, with the channels of a pixel side by side, and their columns and rows.
     The tower itself shifts values."""
 
-    names = ("vision_tower.", "embed_vision.")
+    names: ClassVar[tuple[str, ...]] = ("vision_tower.", "embed_vision.")
     sizes: ClassVar[dict[str, str]] = {
         "patch_size": "patch_size",
         "merge_size": "pooling_kernel_size",
