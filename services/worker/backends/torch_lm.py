@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kernels.codes import Codes, decoded_rows
 from kernels.delta import gated_delta
-from kernels.experts import Biases
+from kernels.experts import Additions, Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
 from kernels.linear import gated as gated_product
@@ -23,13 +23,14 @@ from kernels.paged_attention import AttentionBatch, AttentionOptions, DeviceAtte
 from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
+from kernels.route import Routed
 from kernels.short_conv import previous_places, short_conv
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.context import current_context
 from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.experts import Experts, Scores, biases_of
+from services.worker.layers.experts import Experts, Router, Scores, biases_of
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
@@ -159,7 +160,7 @@ class TorchOps(Ops[Tensor]):
         if of_images and marks is None:
             assert residual is not None
             return residual
-        chosen, weights = gate.choose(x)
+        chosen, weights = self.choose(x, gate)
         if marks is not None:  # these get an expert that is on no rank
             others = ~marks if of_images else marks
             chosen = chosen.masked_fill(others[:, None], gate.num_experts)
@@ -175,8 +176,16 @@ class TorchOps(Ops[Tensor]):
             biases=biases,
             act=experts.act,
             first=None if has_all else experts.first,
+            additions=self.additions(experts, chosen.shape[1]),
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
+
+    def choose(self, x: Tensor, gate: Router) -> Routed:
+        return gate.choose(x)
+
+    def additions(self, experts: Experts, num_chosen: int) -> Additions | None:
+        """To the products of ``experts``."""
+        return None
 
     def open(self, x: Tensor, gate: Scores, *, y: Tensor, residual: Tensor) -> Tensor:
         openings = product(x.float(), gate.weight).sigmoid()
@@ -248,14 +257,17 @@ class TorchOps(Ops[Tensor]):
         norm: RMSNorm | None = None,
         scale: float = 1.0,
         softcap: float | None = None,
+        add: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
         weight, operand, dtype = weight_of(head), _operand(norm), torch.float32
-        if head.vocab.num < head.vocab.total:
-            part = product(x, weight, norm=operand, out_dtype=dtype)
-            joined = self._parallel.join(part, head.vocab.total)
+        is_part = head.vocab.num < head.vocab.total
+        out = None if is_part else self._out
+        logits = product(x, weight, norm=operand, out_dtype=dtype, out=out)
+        if add is not None:
+            add(logits)
+        if is_part:
+            joined = self._parallel.join(logits, head.vocab.total)
             logits = joined if self._out is None else self._out.copy_(joined)
-        else:
-            logits = product(x, weight, norm=operand, out_dtype=dtype, out=self._out)
         if scale != 1.0:
             logits.mul_(scale)
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
@@ -326,11 +338,15 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 
 
 class TorchLM(TorchCausalLM):
-    """Computes ``model`` with its own weights, the trunk by ``ops``. Raises NotSupported like
-    ``check_model``."""
+    """Computes ``model`` with its own weights, the trunk by ``ops``, and embeddings by themselves
+    and logits by ``end_ops``. Raises NotSupported like ``check_model``."""
 
     def __init__(
-        self, model: DecoderLM, known: Known = HOST, ops: Callable[..., TorchOps] = TorchOps
+        self,
+        model: DecoderLM,
+        known: Known = HOST,
+        ops: Callable[..., TorchOps] = TorchOps,
+        end_ops: Callable[..., TorchOps] = TorchOps,
     ) -> None:
         super().__init__()
         check_model(model, known.options, known.forms)
@@ -339,9 +355,10 @@ class TorchLM(TorchCausalLM):
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
         self.state_size = model.state_size
         self._trunk_ops = partial(ops, parallel=model.parallel)
-        self._ops = partial(TorchOps, parallel=model.parallel)
+        self._end_ops = partial(end_ops, parallel=model.parallel)
         if model.mtp_head is not None:
-            self.draft_head = _TorchDraftHead(model.mtp_head, self._ops, model.drafting_size)
+            draft_ops = partial(TorchOps, parallel=model.parallel)
+            self.draft_head = _TorchDraftHead(model.mtp_head, draft_ops, model.drafting_size)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         with one_by_one(self.offloaded is not None):
@@ -352,12 +369,12 @@ class TorchLM(TorchCausalLM):
             return self.model.forward(ops, inputs[0])
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        return self.model.embed(self._ops(), input_ids)
+        return self.model.embed(self._end_ops(), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         states = hidden[:, : self.hidden_size].contiguous()
         states = states.float() if self.model.lm_head is None else states
-        return self.model.logits(self._ops(out=out), states)
+        return self.model.logits(self._end_ops(out=out), states)
 
 
 class _TorchDraftHead:
