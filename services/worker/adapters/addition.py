@@ -139,7 +139,7 @@ class Adapters:
             return {}
         num, rank = self._settings.num_adapters, self._settings.max_lora_rank
         purposes = {
-            f"{num} adapters of rank {rank} (max-cpu-loras, max-lora-rank)": self.memory.common,
+            f"{num} adapters of rank {rank} (max-cpu-loras, max-lora-rank)": self.memory.planned,
             "the larger size of adapters of experts, embeddings or heads": self.memory.larger,
             "loading an adapter": self.memory.loading,
             "adapters in a step": num_tokens * widest(self.sites, rank) * torch.float32.itemsize,

@@ -12,7 +12,7 @@ from torch import Tensor
 from services.worker.adapters.config import AdapterConfig, read_config
 from services.worker.adapters.names import Target, check_copies, find_targets
 from services.worker.adapters.sites import Layers, LoadedAdapter, LowRank
-from services.worker.adapters.tensor_file import TensorFile
+from services.worker.adapters.tensor_file import Stored, TensorFile
 from services.worker.weights.checkpoint import StoredTensor
 from shared.errors import ConfigError
 
@@ -22,8 +22,8 @@ FindBase = Callable[[str], StoredTensor | None]
 
 
 class Measured(NamedTuple):
-    """Ranks by our names of layers, and the bytes of the numbers: all, and of the largest tensor in
-    the file."""
+    """Ranks by our names of layers, the bytes of the numbers, and those of the ``largest`` tensor
+    while it is read."""
 
     ranks: Mapping[str, int]
     num_bytes: int
@@ -49,8 +49,7 @@ class AdapterFolder:
     def measure(self, dtype: torch.dtype) -> Measured:
         ranks = {ours: each.rank for each in self._targets.values() for ours in each.ours}
         numbers = sum(a + b for a, b in (each.sizes for each in self._targets.values()))
-        stored = self._file.tensors.values()
-        largest = max(each.num_bytes for each in stored)
+        largest = max(map(_read_bytes, self._file.tensors.values()))
         return Measured(ranks, numbers * dtype.itemsize, largest)
 
     def read(self, dtype: torch.dtype, find_base: FindBase = lambda name: None) -> LoadedAdapter:
@@ -87,13 +86,19 @@ def _open_weights(folder: Path) -> TensorFile:
     return TensorFile(path)
 
 
+def _read_bytes(stored: Stored) -> int:
+    """With its numbers in float32."""
+    widened = stored.num_bytes * torch.float32.itemsize // stored.dtype.itemsize
+    return stored.num_bytes + (0 if stored.dtype == torch.float32 else widened)
+
+
 def _new_digest(name: str, config: AdapterConfig) -> "blake2b":
     return blake2b(msgspec.msgpack.encode((name, *config.facts)), digest_size=16)
 
 
 def _add_to_digest(digest: "blake2b", name: str, tensor: Tensor) -> None:
     digest.update(msgspec.msgpack.encode((name, str(tensor.dtype), list(tensor.shape))))
-    digest.update(memoryview(tensor.view(torch.uint8).numpy()).cast("B"))
+    digest.update(tensor.flatten().view(torch.uint8).numpy().data)
 
 
 def _split(target: Target, a: Tensor, b: Tensor) -> Iterator[tuple[str, LowRank]]:

@@ -1,6 +1,7 @@
 """The memory of adapters, planned before they are loaded."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import torch
 
@@ -12,12 +13,11 @@ from services.worker.layers.linear import Linear
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 
-FILE_COPIES = 3  # of a tensor that is read: its bytes, its numbers and their multiples
-
 
 class AdapterMemory:
-    """``room`` for packed adapters: ``max-cpu-loras`` of ``max-lora-rank`` that change the common
-    sites, and the larger size of adapters in the settings. ``loading``: for reading one of them."""
+    """``planned``: for ``max-cpu-loras`` of ``max-lora-rank`` that change the common sites;
+    ``larger``: more for adapters of the settings that take more, and ``loading``: for reading
+    one."""
 
     def __init__(
         self, settings: WorkerConfig, sites: Sequence[Site], layers: Layers, dtype: torch.dtype
@@ -25,37 +25,39 @@ class AdapterMemory:
         self._sites, self._itemsize = sites, dtype.itemsize
         num, rank = settings.num_adapters, settings.max_lora_rank
         common = [site for site in sites if site.is_common]
-        names = {name: rank for site in common for name in site.parts}
-        each = packed_bytes(common, names, dtype.itemsize)
-        totals = [
-            part.inputs.total + part.outputs.total
-            for site in common
-            for part in site.parts.values()
-        ]
-        self.common = num * each
-        self.loading = sum(totals) * rank * (torch.float32.itemsize + dtype.itemsize)
-        self.larger = 0
-        found = _measured(settings, layers, dtype)
-        for measured, _ in zip(found, range(num), strict=False):
-            self.larger += max(0, self.packed(measured.ranks) - each)
-            self.loading = max(self.loading, loading_bytes(measured))
+        ranks = {name: rank for site in common for name in site.parts}
+        each = self.size(ranks)
+        self.planned = num * packed_bytes(common, ranks, dtype.itemsize)
+        self.loading = each // dtype.itemsize * (torch.float32.itemsize + dtype.itemsize)
+        found = [*islice(_measured(settings, layers, dtype), num)]
+        self.larger = sum(max(0, self.size(measured.ranks) - each) for measured in found)
+        self.loading = max([self.loading, *map(loading_bytes, found)])
+        self._room = num * each + self.larger
 
     @property
     def room(self) -> int:
-        return self.common + self.larger
+        """The sum of ``size`` of all adapters."""
+        return self._room
 
-    def packed(self, ranks: Mapping[str, int]) -> int:
-        """The bytes of an adapter with some ``ranks`` of layers."""
-        return packed_bytes(self._sites, ranks, self._itemsize)
+    def size(self, ranks: Mapping[str, int]) -> int:
+        """The bytes of an adapter with some ``ranks`` of layers: of its numbers, and at rare sites
+        of these as they are packed."""
+        numbers = sum(
+            ranks[name] * (part.inputs.total + part.outputs.total)
+            for site in self._sites
+            for name, part in site.parts.items()
+            if site.is_common and name in ranks
+        )
+        rare = [site for site in self._sites if not site.is_common]
+        return numbers * self._itemsize + packed_bytes(rare, ranks, self._itemsize)
 
     def needed(self, measured: Measured) -> int:
         """The bytes that an adapter takes of ``room``, also while it is read."""
-        more = loading_bytes(measured) - self.loading
-        return self.packed(measured.ranks) + max(0, more)
+        return self.size(measured.ranks) + max(0, loading_bytes(measured) - self.loading)
 
 
 def loading_bytes(measured: Measured) -> int:
-    return measured.num_bytes + FILE_COPIES * measured.largest
+    return measured.num_bytes + measured.largest
 
 
 def _measured(settings: WorkerConfig, layers: Layers, dtype: torch.dtype) -> Iterator[Measured]:

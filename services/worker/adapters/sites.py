@@ -1,7 +1,7 @@
 """The parts of a model that adapters change, and the layers of checkpoints in them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from kernels.cpu.adapter import adapter_bytes
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.experts import Experts, Router
+from services.worker.layers.gated import GatedProducts
 from services.worker.layers.linear import Linear
 from services.worker.layers.parallel import Rows, Shard, as_shard
 from services.worker.models.decoder import DecoderLM
@@ -114,7 +115,8 @@ def _parts(path: str, linear: Linear) -> dict[str, Part]:
 def _of_experts(path: str, experts: Experts, takes_turns: bool) -> Iterator[Site]:
     gate = experts.gate
     yield Site(gate, _router_parts(path, gate), is_common=False)
-    for number, each in enumerate(experts.experts):
+    networks = cast(Iterable[GatedProducts], experts.experts)
+    for number, each in enumerate(networks):
         own = f"{path}.experts.{number}"
         gates = _parts(f"{own}.gate_up_proj", each.gate_up_proj)
         if len(gates) > 1:

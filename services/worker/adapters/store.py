@@ -84,10 +84,10 @@ class AdapterStore:
         try:
             found = AdapterFolder(name, folder, self._layers, self._settings.max_lora_rank)
             measured = found.measure(self._dtype)
-            size = self._memory.packed(measured.ranks)
+            size = self._memory.size(measured.ranks)
             # One of its name may have its bytes, and is then replaced.
-            others = (each for each in self.rows if (each.name, each.num_bytes) != (name, size))
-            self._check_room(self._memory.needed(measured), others)
+            staying = [each for each in self.rows if (each.name, each.num_bytes) != (name, size)]
+            self._check_room(self._memory.needed(measured), staying)
             adapter = found.read(self._dtype, self._find_base)._replace(num_bytes=size)
         except OSError as error:
             raise ConfigError(f"{folder.name[:60]} cannot be read: {error.strerror}") from None

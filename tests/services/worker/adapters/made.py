@@ -36,7 +36,8 @@ def make_adapter(
     layers = {}
     for name, (outputs, inputs) in shapes.items():
         a = torch.randn(rank, inputs, generator=generator) * strength / rank**0.5
-        b = torch.randn(outputs, rank, generator=generator) / inputs**0.5
+        size = 1.0 if name.endswith("embed_tokens") else inputs**-0.5  # tables look up inputs
+        b = torch.randn(outputs, rank, generator=generator) * size
         if keeps(name):
             layers[name] = LowRank(a.to(dtype), b.to(dtype))
     return LoadedAdapter(digest, rank, 0, layers)

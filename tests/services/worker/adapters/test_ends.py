@@ -51,15 +51,16 @@ def untie(base: Path, written: Written, scale: float) -> Path:
     changes = tensors_of(written.adapter)
     own, file = load_file(base / "model.safetensors"), written.merged / "model.safetensors"
     table = own["model.embed_tokens.weight"]
-    ends = {"model.embed_tokens": table, "lm_head": own.get("lm_head.weight", table)}
-    parts = {"model.embed_tokens": ("lora_embedding_A", "lora_embedding_B")}
+    ends = {
+        "model.embed_tokens": (table, "lora_embedding_B", "lora_embedding_A"),
+        "lm_head": (own.get("lm_head.weight", table), "lora_B.weight", "lora_A.weight"),
+    }
     merged = {}
-    for layer, weight in ends.items():
-        of_a, of_b = parts.get(layer, ("lora_A.weight", "lora_B.weight"))
-        a, b = (changes.get(f"base_model.model.{layer}.{part}") for part in (of_a, of_b))
-        delta = 0 if a is None or b is None else scale * (b @ a)
-        is_turned = layer in parts and not isinstance(delta, int)
-        merged[f"{layer}.weight"] = weight + (delta.T if is_turned else delta)
+    for layer, (weight, *parts) in ends.items():
+        factors = [changes.get(f"base_model.model.{layer}.{part}") for part in parts]
+        left, right = (weight.new_zeros(1, 1) if each is None else each for each in factors)
+        delta = scale * (left @ right)
+        merged[f"{layer}.weight"] = weight + (delta if layer == "lm_head" else delta.T)
     save_file(load_file(file) | merged, file, {"format": "pt"})
     change_config(written.merged, tie_word_embeddings=False)
     return written.merged

@@ -1,5 +1,5 @@
-"""Adapters of routed experts and routers: texts of the checkpoints that PEFT merges, in both layouts
-of experts."""
+"""Adapters of routed experts and routers, in both layouts of experts: texts of the checkpoints that
+PEFT merges."""
 
 from pathlib import Path
 from typing import Any
@@ -117,13 +117,14 @@ def test_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
 def of_each_expert(base: Path, rank: int, seed: int, keeps: str = "") -> dict[str, Tensor]:
     """As before transformers 5: tensors of each expert and of the router."""
     generator = torch.Generator().manual_seed(seed)
-    model = model_of(make_engine(base, "torch")).model
-    tensors = {}
-    for path, mixture in model.model.layers.named_modules():
+    model: Any = model_of(make_engine(base, "torch"))
+    tensors: dict[str, Tensor] = {}
+    for path, mixture in model.model.model.layers.named_modules():
         if not isinstance(mixture, Experts):
             continue
-        shapes = {"gate": mixture.gate.weight.shape}
-        for number, each in enumerate(mixture.experts):
+        shapes: dict[str, tuple[int, int]] = {"gate": tuple(mixture.gate.weight.shape)}
+        networks: Any = mixture.experts
+        for number, each in enumerate(networks):
             for linear in (each.gate_up_proj, each.down_proj):
                 for name, part in linear.parts.items():
                     shapes[f"experts.{number}.{name}"] = part.total, linear.inputs
