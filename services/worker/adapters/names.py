@@ -21,6 +21,7 @@ TENSOR = re.compile(r"(?P<layer>.+)\.(?P<kind>lora|lora_embedding)_(?P<which>[AB
 COPY, BASE = ".base_layer.weight", ".base_layer"
 COPY_ROWS = 4096  # compared at a time
 HEAD = "lm_head"
+JOINED, PARTS = "gate_up_proj", ("gate_proj", "up_proj", "w1", "w3")
 RENAMES: tuple[Callable[[str], str], ...] = (
     lambda name: name,
     lambda name: name.replace("model.language_model.", "model.", 1),
@@ -89,8 +90,10 @@ def _find_pairs(shapes: Shapes) -> dict[str, _Pair]:
         match = TENSOR.fullmatch(_layer_of(name))
         if match is None or (match["kind"] == "lora") != name.endswith(".weight"):
             raise ConfigError(f"tensor {name} is not supported; lora_A and lora_B of layers are")
-        is_embedding = match["kind"] != "lora"
-        found.setdefault(match["layer"], {})[match["which"]] = name, is_embedding
+        is_embedding, which = match["kind"] != "lora", match["which"]
+        first, _ = found.setdefault(match["layer"], {}).setdefault(which, (name, is_embedding))
+        if first != name:
+            raise ConfigError(f"tensors {first} and {name} are both A or both B of a layer")
     if not found:
         raise ConfigError("the file of weights has no tensors")
     for layer, pair in found.items():
@@ -169,10 +172,10 @@ def _stack_target(
 
 def _with_parts(ours: Sequence[str]) -> Sequence[str]:
     """With the gates and ups that a tensor of both changes."""
-    path = ours[0].rpartition(".")[0]
-    if not ours[0].endswith("gate_up_proj"):
+    if not ours[0].endswith(f".{JOINED}"):
         return ours
-    return [f"{path}.{name}" for name in ("gate_proj", "up_proj", "w1", "w3", "gate_up_proj")]
+    paths = [name.removesuffix(JOINED) for name in ours]
+    return [path + name for path in paths for name in (JOINED, *PARTS)]
 
 
 def _check_ends(
