@@ -96,7 +96,7 @@ def _packed(weight: Tensor, n: int, k: int, memory: Tensor) -> PackedMatrix:
     depth = _filled_up(k, PACKED_DEPTH) * weight.itemsize // WORD
     tiles = memory.numpy()[: _filled_up(n, LANES) * depth * WORD].view(np.int32)
     tiles = tiles.reshape(-1, depth, LANES)
-    whole, rest = np.split(words, [num_whole * LANES])
+    whole, rest = words[: num_whole * LANES], words[num_whole * LANES :]
     tiles[:num_whole, :width] = whole.reshape(num_whole, LANES, width).swapaxes(1, 2)
     if len(rest):
         tiles[num_whole, :width, : len(rest)] = rest.T

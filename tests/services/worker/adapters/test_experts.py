@@ -122,7 +122,8 @@ def of_each_expert(base: Path, rank: int, seed: int, keeps: str = "") -> dict[st
     for path, mixture in model.model.model.layers.named_modules():
         if not isinstance(mixture, Experts):
             continue
-        shapes: dict[str, tuple[int, int]] = {"gate": tuple(mixture.gate.weight.shape)}
+        outputs, inputs = mixture.gate.weight.shape
+        shapes = {"gate": (outputs, inputs)}
         networks: Any = mixture.experts
         for number, each in enumerate(networks):
             for linear in (each.gate_up_proj, each.down_proj):
