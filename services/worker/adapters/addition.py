@@ -127,7 +127,6 @@ class Adapters:
             partial(AdaptingRecorder, self._native.operators(sites)),
             partial(AdaptingOps, self._torch),
             partial(DeviceAdaptingOps, self._bank),
-            partial(AdaptingOps, self._torch),
         )
 
     def limit(self, capacity: Capacity) -> Capacity:

@@ -11,11 +11,10 @@ from kernels.adapt import Adapted, Change, add_deltas
 from kernels.adapt.layout import Layout
 from kernels.experts import Additions
 from kernels.rms_norm import rms_norm
-from kernels.route import Routed
 from services.worker.adapters.sites import Site
-from services.worker.backends.torch_lm import TorchOps
+from services.worker.backends.torch_lm import Add, TorchOps
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.experts import Experts, Router
+from services.worker.layers.experts import Experts
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -87,23 +86,16 @@ class AdaptingOps(TorchOps):
         add_deltas(rows, _adapted(self._form.adapted, ids, embedding))
         return rows
 
-    def choose(self, x: Tensor, gate: Router) -> Routed:
-        adapted = self._adapted(x, gate)
-        return (
-            gate.choose(x, add=partial(add_deltas, adapted=adapted)) if adapted else gate.choose(x)
-        )
+    def adder(self, x: Tensor, of: nn.Module, norm: RMSNorm | None = None) -> Add:
+        is_head = isinstance(of, LMHead)
+        places = self._form.adapted_logits if is_head else self._form.adapted
+        return partial(add_deltas, adapted=_adapted(places, x, of, norm))
 
-    def additions(self, experts: Experts, num_chosen: int) -> Additions | None:
+    def additions(self, experts: Experts) -> Additions | None:
         if not self._form.adapted:
             return None
+        num_chosen = experts.gate.routing.num_chosen
         return _ExpertDeltas(self._form.adapted, experts.products, num_chosen)
-
-    def logits(
-        self, x: Tensor, head: LMHead, *, norm: RMSNorm | None = None, **options: Any
-    ) -> Tensor:
-        adapted = _adapted(self._form.adapted_logits, x, head, norm)
-        add = partial(add_deltas, adapted=adapted)
-        return super().logits(x, head, norm=norm, add=add, **options)
 
     def _adapted(self, x: Tensor, module: nn.Module, norm: RMSNorm | None = None) -> list[Adapted]:
         return _adapted(self._form.adapted, x, module, norm)

@@ -1,4 +1,4 @@
-"""The operators of a model, as an optional part of the worker may change them."""
+"""The operators of the trunk, as an optional part of the worker may change them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,12 +9,11 @@ from services.worker.backends.torch_lm import TorchOps
 
 class Operators(NamedTuple):
     """``recorder`` of native code, ``torch`` and, on devices, ``device`` take the arguments of
-    their defaults; the last two compute the trunk. ``torch_ends``: see ``TorchLM``."""
+    their defaults."""
 
     recorder: MakeRecorder = Recorder
     torch: Callable[..., TorchOps] = TorchOps
     device: Callable[..., TorchOps] = TorchOps
-    torch_ends: Callable[..., TorchOps] = TorchOps
 
 
 PLAIN = Operators()

@@ -23,14 +23,13 @@ from kernels.paged_attention import AttentionBatch, AttentionOptions, DeviceAtte
 from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
-from kernels.route import Routed
 from kernels.short_conv import previous_places, short_conv
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.context import current_context
 from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
-from services.worker.layers.experts import Experts, Router, Scores, biases_of
+from services.worker.layers.experts import Experts, Scores, biases_of
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
@@ -52,6 +51,7 @@ class Known:
     forms: Set[type]
 
 
+Add = Callable[[Tensor], None]  # to a product, in place
 # In steps prepared by the host, and in steps with lengths known only to the device.
 OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "is_causal"}
 HOST = Known(OPTIONS | {"index_topk"}, {Dense, Quantized})
@@ -126,6 +126,13 @@ class TorchOps(Ops[Tensor]):
         scaled = product(x, weight, bias, norm=operand) * scale
         return scaled if residual is None else residual.add_(scaled)
 
+    def adder(self, x: Tensor, of: nn.Module, norm: RMSNorm | None = None) -> Add:
+        """Changes the product of norm(x) with the weight of a router or a head."""
+        return lambda y: None
+
+    def additions(self, experts: Experts) -> Additions | None:
+        return None
+
     def _part(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> Tensor:
         """This rank's part of a sum over ranks."""
         return product(x, weight_of(linear), norm=_operand(norm))
@@ -137,7 +144,7 @@ class TorchOps(Ops[Tensor]):
         *,
         norm: RMSNorm | None = None,
         act: Act = "silu",
-        add: Callable[[Tensor], None] | None = None,
+        add: Add | None = None,
     ) -> Tensor:
         weight, operand = weight_of(gate_up), _operand(norm)
         return gated_product(x, weight, gate_up.bias, norm=operand, act=act, add=add)
@@ -160,7 +167,7 @@ class TorchOps(Ops[Tensor]):
         if of_images and marks is None:
             assert residual is not None
             return residual
-        chosen, weights = self.choose(x, gate)
+        chosen, weights = gate.choose(x, self.adder(x, gate))
         if marks is not None:  # these get an expert that is on no rank
             others = ~marks if of_images else marks
             chosen = chosen.masked_fill(others[:, None], gate.num_experts)
@@ -176,16 +183,9 @@ class TorchOps(Ops[Tensor]):
             biases=biases,
             act=experts.act,
             first=None if has_all else experts.first,
-            additions=self.additions(experts, chosen.shape[1]),
+            additions=self.additions(experts),
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
-
-    def choose(self, x: Tensor, gate: Router) -> Routed:
-        return gate.choose(x)
-
-    def additions(self, experts: Experts, num_chosen: int) -> Additions | None:
-        """To the products of ``experts``."""
-        return None
 
     def open(self, x: Tensor, gate: Scores, *, y: Tensor, residual: Tensor) -> Tensor:
         openings = product(x.float(), gate.weight).sigmoid()
@@ -257,17 +257,14 @@ class TorchOps(Ops[Tensor]):
         norm: RMSNorm | None = None,
         scale: float = 1.0,
         softcap: float | None = None,
-        add: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        weight, operand, dtype = weight_of(head), _operand(norm), torch.float32
-        is_part = head.vocab.num < head.vocab.total
-        out = None if is_part else self._out
-        logits = product(x, weight, norm=operand, out_dtype=dtype, out=out)
-        if add is not None:
-            add(logits)
+        is_part, operand = head.vocab.num < head.vocab.total, _operand(norm)
+        out, dtype = None if is_part else self._out, torch.float32
+        logits = product(x, weight_of(head), norm=operand, out_dtype=dtype, out=out)
+        self.adder(x, head, norm)(logits)
         if is_part:
-            joined = self._parallel.join(logits, head.vocab.total)
-            logits = joined if self._out is None else self._out.copy_(joined)
+            logits = self._parallel.join(logits, head.vocab.total)
+            logits = logits if self._out is None else self._out.copy_(logits)
         if scale != 1.0:
             logits.mul_(scale)
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
@@ -338,15 +335,11 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 
 
 class TorchLM(TorchCausalLM):
-    """Computes ``model`` with its own weights, the trunk by ``ops``, and embeddings by themselves
-    and logits by ``end_ops``. Raises NotSupported like ``check_model``."""
+    """Computes ``model`` with its own weights, the trunk by ``ops``. Raises NotSupported like
+    ``check_model``."""
 
     def __init__(
-        self,
-        model: DecoderLM,
-        known: Known = HOST,
-        ops: Callable[..., TorchOps] = TorchOps,
-        end_ops: Callable[..., TorchOps] = TorchOps,
+        self, model: DecoderLM, known: Known = HOST, ops: Callable[..., TorchOps] = TorchOps
     ) -> None:
         super().__init__()
         check_model(model, known.options, known.forms)
@@ -355,10 +348,10 @@ class TorchLM(TorchCausalLM):
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
         self.state_size = model.state_size
         self._trunk_ops = partial(ops, parallel=model.parallel)
-        self._end_ops = partial(end_ops, parallel=model.parallel)
+        self._ops = partial(TorchOps, parallel=model.parallel)
+        self._end_ops = self._trunk_ops if known is HOST else self._ops
         if model.mtp_head is not None:
-            draft_ops = partial(TorchOps, parallel=model.parallel)
-            self.draft_head = _TorchDraftHead(model.mtp_head, draft_ops, model.drafting_size)
+            self.draft_head = _TorchDraftHead(model.mtp_head, self._ops, model.drafting_size)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         with one_by_one(self.offloaded is not None):

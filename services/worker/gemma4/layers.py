@@ -35,7 +35,7 @@ class ScaledRouter(Router):
             f"{name}.per_expert_scale": WeightPiece(self.factors),
         }
 
-    def choose(self, x: Tensor, add: Callable[[Tensor], None] | None = None) -> Routed:
+    def choose(self, x: Tensor, add: Callable[[Tensor], None]) -> Routed:
         chosen, weights = super().choose(x, add)
         return Routed(chosen, weights * self.factors[chosen.long()])
 

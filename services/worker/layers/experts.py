@@ -45,11 +45,9 @@ class Router(Scores):
         self.e_score_correction_bias = self._numbers() if has_correction else None
         self.factors: nn.Parameter | None = None
 
-    def choose(self, x: Tensor, add: Callable[[Tensor], None] | None = None) -> Routed:
+    def choose(self, x: Tensor, add: Callable[[Tensor], None]) -> Routed:
         """``add`` may change the logits, in place."""
-        logits = expert_logits(x, self.weight, self.bias)
-        if add is not None:
-            add(logits)
+        add(logits := expert_logits(x, self.weight, self.bias))
         return route(logits, self.routing, self.e_score_correction_bias)
 
     def _numbers(self) -> nn.Parameter:

@@ -1,7 +1,6 @@
 """Models, one file a family, and their interface to the engines."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -54,8 +53,7 @@ class CausalLM(nn.Module, ABC):
     draft_head: DraftHead | None = None
     offloaded: Offloaded | None = None  # a pass copies their weights to the device
     make_pooler: Any = None  # PoolingInfo → Pooler, of a model that pools by itself
-    place_logits: Callable[[np.ndarray], None] = staticmethod(lambda slots: None)
-    """Called with the slots [S] int64 of the rows of logits before they are computed."""
+    place_logits: Any = staticmethod(lambda slots: None)  # is told the slots of rows of logits
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def choose_kernels(
         if not isinstance(model, DecoderLM):
             return model, sampler
         with refusing("torch's operators"):
-            return TorchLM(model, HOST, operators.torch, operators.torch_ends), sampler
+            return TorchLM(model, HOST, operators.torch), sampler
     torch.set_num_threads(1)
     show_device("cpu", variant, num_threads)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)

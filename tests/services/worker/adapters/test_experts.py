@@ -1,6 +1,7 @@
 """Adapters of routed experts and routers, in both layouts of experts: texts of the checkpoints that
 PEFT merges."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from benchmarks.harness.engines import make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.layers.experts import Experts
+from shared.errors import ConfigError
+from shared.wire.messages import LoadAdapter
 from tests.services.worker.adapters.made import adapters_of, texts_of
 from tests.services.worker.adapters.peft_adapters import (
     STACKS,
@@ -114,7 +117,7 @@ def test_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
             assert_rows(engine, texts_of(engine, prompts, digests), prompts, digests)
 
 
-def of_each_expert(base: Path, rank: int, seed: int, keeps: str = "") -> dict[str, Tensor]:
+def of_each_expert(base: Path, rank: int, seed: int) -> dict[str, Tensor]:
     """As before transformers 5: tensors of each expert and of the router."""
     generator = torch.Generator().manual_seed(seed)
     model: Any = model_of(make_engine(base, "torch"))
@@ -133,8 +136,7 @@ def of_each_expert(base: Path, rank: int, seed: int, keeps: str = "") -> dict[st
             a = torch.randn(rank, inputs, generator=generator) * 0.3 / inputs**0.5
             b = torch.randn(outputs, rank, generator=generator) * 0.3
             layer = f"base_model.model.model.layers.{path}.{name}"
-            if keeps in layer:
-                tensors |= {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
+            tensors |= {f"{layer}.lora_A.weight": a, f"{layer}.lora_B.weight": b}
     return tensors
 
 
@@ -150,3 +152,42 @@ def test_tensors_of_each_expert(name: str, tmp_path: Path) -> None:
         merged = texts_of(make_engine(written.merged, kernels), prompts, [""] * 3)
         assert_near([found[0], found[2]], [merged[0], merged[2]])
         assert_different(found[:1], texts_of(engine, prompts[:1], [""]))
+
+
+def test_memory_is_planned_for_experts_of_the_settings(tmp_path: Path) -> None:
+    """And not for those that may come."""
+    base = saved("qwen3 moe", tmp_path)
+    options: dict[str, Any] = {"r": 16, "target_modules": []}
+    written = write_random(base, tmp_path, 1, target_parameters=STACKS, **options)
+    limits: dict[str, Any] = {"max_cpu_loras": 2, "max_lora_rank": 16}
+    plain = adapters_of(make_engine(base, "native", enable_lora=True, **limits))
+    engine = engine_of(base, "native", [written], **limits)
+    found = adapters_of(engine)
+    assert found.memory.planned == plain.memory.planned
+    assert plain.memory.larger == 0
+    assert found.memory.larger > 0
+    purposes = found.num_bytes(1)
+    assert purposes["the larger size of adapters of experts, embeddings or heads"] > 0
+    (row,) = found.store.rows
+    (packed,) = found.table._adapters.values()
+    assert row.num_bytes == packed.num_bytes
+    left = found.memory.room - row.num_bytes
+    assert left == plain.memory.room // 2
+
+    directory = tmp_path / "adapters"
+    directory.mkdir()
+    refusing = make_engine(base, "native", lora_dir=directory, **limits)
+    shutil.copytree(written.adapter, directory / "late")
+    store = adapters_of(refusing).store
+    store.load(LoadAdapter("1", "late", "late"))
+    assert "0 of which are taken, and this adapter needs" in store.rows[-1].problem
+
+
+def test_devices_refuse_them(tmp_path: Path) -> None:
+    base = saved("qwen3 moe", tmp_path)
+    written = write_random(
+        base, tmp_path, 1, target_modules=["o_proj"], target_parameters=ROUTERS, r=2
+    )
+    reason = r"mlp.gate is not one .*; routed experts, routers, embeddings and output heads are"
+    with pytest.raises(ConfigError, match=reason):
+        engine_of(base, "device", [written])
