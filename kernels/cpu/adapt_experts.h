@@ -14,8 +14,8 @@ inline Scratch<uint8_t> changed_marks;
 template <class T>
 inline Scratch<T> router_rows;  // [tokens, inputs of the router]
 
-// `op` is null without an adapter in the step. Its sites are the router's, and those of gates and
-// of downs of each expert in turn.
+// `op` is null without an adapter in the step. Its sites: the router, then gates and downs of each
+// expert in turn.
 template <class T>
 struct ExpertChanges {
   const Adapt* op;
