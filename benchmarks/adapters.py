@@ -1,7 +1,8 @@
 """The cost of adapters in decoding: tokens/s of an engine that computes none, of one without rows
 that have them, and with 1, 4 and 8 different ones among its rows; also while others are added.
 
-A model of ``benchmarks.checkpoints`` in bfloat16; adapters change all layers. Every run decodes the
+A model of ``benchmarks.checkpoints`` in bfloat16; adapters change all linear layers, and with
+``--everywhere`` also routed experts, routers, the embedding and the head. Every run decodes the
 same sequences in plans of four steps. Rounds of all configurations alternate, in one process.
 """
 
@@ -32,8 +33,9 @@ NO_IDS = np.zeros(0, np.int32)
 PLAIN, UNUSED = "disabled", "no rows"
 
 
-def make_adapter(adapters: Adapters, number: int, rank: int) -> LoadedAdapter:
+def make_adapter(adapters: Adapters, number: int, rank: int, everywhere: bool) -> LoadedAdapter:
     """Random, and too weak to make the model's numbers large."""
+    sites = [site for site in adapters.sites if everywhere or site.is_common]
     generator = torch.Generator().manual_seed(number)
 
     def numbers(*shape: int) -> torch.Tensor:
@@ -41,7 +43,8 @@ def make_adapter(adapters: Adapters, number: int, rank: int) -> LoadedAdapter:
 
     layers = {
         name: LowRank(numbers(rank, inputs), numbers(outputs, rank))
-        for name, (outputs, inputs) in layer_shapes(adapters.sites).items()
+        for name, (outputs, inputs) in layer_shapes(sites).items()
+        if not name.endswith(".gate_up_proj")  # an expert's gates and ups have their own names
     }
     return LoadedAdapter(f"{number:032x}", rank, 0, layers)
 
@@ -95,7 +98,8 @@ def adding(adapters: Adapters, more: Sequence[LoadedAdapter]) -> Iterator[list[f
         thread.join()
 
 
-def measure(model: Path, num_rows: int, rank: int, threads: int, rounds: int, plans: int) -> Any:
+def measure(model: Path, num_rows: int, args: argparse.Namespace) -> Any:
+    rank, threads, rounds, plans = args.rank, args.threads, args.rounds, args.plans
     settings = {"dtype": "bfloat16", "num_threads": threads, "max_num_seqs": num_rows}
     settings |= {"max_model_len": MAX_LEN}
     plain = make_engine(model, "native", **settings)
@@ -103,7 +107,8 @@ def measure(model: Path, num_rows: int, rank: int, threads: int, rounds: int, pl
         model, "native", **settings, enable_lora=True, max_lora_rank=rank, max_loras=num_rows
     )
     (adapters,) = engine.additions
-    made = [make_adapter(adapters, number, rank) for number in range(1, num_rows + 3)]
+    numbers = range(1, num_rows + 3)
+    made = [make_adapter(adapters, number, rank, args.everywhere) for number in numbers]
     for each in made[:num_rows]:
         adapters.table.add(each)
     digests = [each.digest for each in made]
@@ -148,12 +153,13 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--plans", type=int, default=16, help="of four steps each")
+    parser.add_argument("--everywhere", action="store_true")
     args = parser.parse_args()
     write(
         "adapters",
         {
             f"{model} × {num}, rank {args.rank}, {args.threads} threads": measure(
-                checkpoint(model), num, args.rank, args.threads, args.rounds, args.plans
+                checkpoint(model), num, args
             )
             for model in args.models
             for num in args.streams

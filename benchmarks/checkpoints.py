@@ -2,10 +2,11 @@
 
 ``small`` has 27 million parameters, ``medium`` the shape of Qwen3-0.6B with a smaller vocabulary,
 ``moe`` 64 experts per layer and 8 per token: 2.3 billion parameters, with as many active ones as
-``medium`` has. ``windows`` has the shape of Gemma-3-270M: of six layers five have a window of 512
-tokens. ``states`` has the shape of Qwen3.5-0.8B, with a smaller vocabulary: of four layers three
-have a state. The tokenizers are trained on the source of Python's standard library. Each folder
-loads in shoal, vLLM and transformers; ``benchmarks.to_gguf`` converts it to llama.cpp's format.
+``medium`` has. ``small-moe`` is ``small`` with 32 experts per layer and 4 per token. ``windows``
+has the shape of Gemma-3-270M: of six layers five have a window of 512 tokens. ``states`` has the
+shape of Qwen3.5-0.8B, with a smaller vocabulary: of four layers three have a state. The tokenizers
+are trained on the source of Python's standard library. Each folder loads in shoal, vLLM and
+transformers; ``benchmarks.to_gguf`` converts it to llama.cpp's format.
 """
 
 import argparse
@@ -45,6 +46,12 @@ SHAPES["moe"] = SHAPES["medium"] | {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 384,
     "norm_topk_prob": True,  # llama.cpp supports no other
+}
+SHAPES["small-moe"] = SHAPES["small"] | {
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 384,
+    "norm_topk_prob": True,
 }
 SHAPES["windows"] = {
     "vocab_size": 4096,

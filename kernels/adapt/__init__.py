@@ -9,16 +9,18 @@ from torch.nn import functional
 
 
 class Change(NamedTuple):
-    """B A of the outputs first … first + n - 1 of a product: a [r, K], b [n, r]."""
+    """B A of the outputs first … first + n - 1 of a product: a [r, K], b [n, r]. With a table the
+    inputs are ids, whose columns of A are looked up."""
 
     first: int
     a: Tensor
     b: Tensor
+    is_table: bool = False
 
 
 class Adapted(NamedTuple):
-    """Rows x [n, K] of the ``tokens`` [n] int64 with one adapter, and its changes, whose outputs do
-    not overlap."""
+    """Rows x [n, K], or ids [n], of the ``tokens`` [n] int64 with one adapter, and its changes,
+    whose outputs do not overlap."""
 
     tokens: Tensor
     x: Tensor
@@ -32,8 +34,8 @@ def add_deltas(y: Tensor, adapted: Sequence[Adapted], scale: float = 1.0) -> Non
     """
     for tokens, x, changes in adapted:
         wide = y.index_select(0, tokens).float()
-        for first, a, b in changes:
-            inner = functional.linear(x, a).float()
+        for first, a, b, is_table in changes:
+            inner = (a.T[x.long()] if is_table else functional.linear(x.to(a.dtype), a)).float()
             wide[:, first : first + len(b)] += functional.linear(inner, b.float()) * scale
         y.index_copy_(0, tokens, wide.to(y.dtype))
 

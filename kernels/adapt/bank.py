@@ -52,6 +52,6 @@ def make_blocks(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
 def fill(a: Tensor, b: Tensor, changes: Sequence[Change], firsts: Sequence[int]) -> None:
     """Writes ``changes`` of parts, which begin at the outputs ``firsts``, to a [R, P, K] and
     b [R, N], which hold zeros."""
-    for first, own_a, own_b in changes:
+    for first, own_a, own_b, _ in changes:
         a[: len(own_a), firsts.index(first)] = own_a
         b[: len(own_a), first : first + len(own_b)] = own_b.T

@@ -15,7 +15,9 @@ def adapt(
     for token, index in enumerate(adapters.tolist()):
         if index < 0:
             continue
-        for first, a, b in changes[index]:
+        for first, a, b, is_table in changes[index]:
             inner = (a.double() @ x[token].double()).to(x.dtype)
+            if is_table:
+                inner = a[:, int(x[token])]
             found[token, first : first + len(b)] += scale * (b.double() @ inner.double())
     return found

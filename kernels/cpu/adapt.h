@@ -4,11 +4,13 @@
 // row's result does not depend on the other rows of its batch.
 #pragma once
 
-#include "experts.h"
+#include "heads.h"
+#include "products.h"
 
 // Same layouts as in kernels/cpu/adapt.py and adapter.py.
 
-// The change of adjacent outputs: a [rank, k] and b [n, rank], with a rank of whole tiles.
+// The change of adjacent outputs: a [rank, k] and b [n, rank], with a rank of whole tiles. For
+// embeddings the tiles of a are rows [k, rank].
 struct Piece {
   Matrix a, b;
   int32_t first;  // output
@@ -79,65 +81,133 @@ struct Scattered {
   }
 };
 
+// Adjacent rows x of one adapter; their results belong to the rows `tokens` of the output.
 template <class T>
-inline Scratch<T> adapted_rows;  // rows of tokens that are not adjacent, then A x of all pieces
+struct AdaptedRun {
+  const T* x;
+  int num;
+  const int32_t* tokens;
+  const Pieces* pieces;
 
-// x [num_tokens, k] → out [num_tokens, op.size], rows with adapters only. Without `adds`, their
-// other outputs become zero.
+  size_t inner_size() const {
+    size_t size = 0;
+    for (int p = 0; p < pieces->num; p++) size += (size_t)num * pieces->each[p].a.n;
+    return size;
+  }
+  int num_outputs() const {
+    int found = 0;
+    for (int p = 0; p < pieces->num; p++) found += pieces->each[p].b.n;
+    return found;
+  }
+};
+
 template <class T>
-void adapt_rows(const Adapt& op, const T* x, int k, float scale, bool adds, float* out) {
-  typedef Product<T, T, Narrowed<T>> Shrink;
+inline Scratch<T> adapted_rows;  // of tokens that are not adjacent
+template <class T>
+inline Scratch<T> adapted_inner;  // A x of all pieces
+template <class T>
+inline Scratch<AdaptedRun<T>> adapted_runs;
+
+// The products of B with A x, which adapted_inner has for all pieces of `runs`, one after another.
+template <class T>
+void expand_runs(const AdaptedRun<T>* runs, int num_runs, int size, float scale, bool adds,
+                 float* out) {
   typedef Product<T, T, Scattered> Expand;
-  static Scratch<Shrink> shrinks;
   static Scratch<Expand> expands;
   static Scratch<int> ends;
+  int num = 0;
+  for (int i = 0; i < num_runs; i++) num += runs[i].pieces->num;
+  Products<Expand> expand = {expands.of(num), ends.of(num)};
+  const T* inner = adapted_inner<T>.memory;
+  for (int i = 0; i < num_runs; i++) {
+    const AdaptedRun<T>& run = runs[i];
+    for (int p = 0; p < run.pieces->num; p++) {
+      const Piece& piece = run.pieces->each[p];
+      Scattered scattered = {out + piece.first, run.tokens, size, piece.b.n, scale, adds};
+      expand.each[expand.num++] = Expand{inner, run.num, packed<T>(piece.b), scattered};
+      inner += (size_t)run.num * piece.a.n;
+    }
+  }
+  expand.run(4);  // a tile of so few elements takes less time than taking an item
+}
+
+// The rows of all runs → out [·, size]. Without `adds`, their other outputs become zero.
+template <class T>
+void adapt_runs(const AdaptedRun<T>* runs, int num_runs, int size, float scale, bool adds,
+                float* out) {
+  typedef Product<T, T, Narrowed<T>> Shrink;
+  static Scratch<Shrink> shrinks;
+  static Scratch<int> ends;
+  int num = 0;
+  size_t room = 0;
+  for (int i = 0; i < num_runs; i++) {
+    num += runs[i].pieces->num;
+    room += runs[i].inner_size();
+  }
+  if (!adds)
+    each_row(num_runs, 1, [=](size_t at) {
+      const AdaptedRun<T>& run = runs[at];
+      for (int row = 0; row < run.num && run.num_outputs() < size; row++)
+        memset(out + (size_t)run.tokens[row] * size, 0, size * sizeof(float));
+    });
+  if (!num) return;
+  T* inner = adapted_inner<T>.of(room);
+  Products<Shrink> shrink = {shrinks.of(num), ends.of(num)};
+  for (int i = 0; i < num_runs; i++) {
+    const AdaptedRun<T>& run = runs[i];
+    for (int p = 0; p < run.pieces->num; p++) {
+      const Matrix& a = run.pieces->each[p].a;
+      shrink.each[shrink.num++] = Shrink{run.x, run.num, packed<T>(a), {inner, a.n}};
+      inner += (size_t)run.num * a.n;
+    }
+  }
+  shrink.run(1);
+  expand_runs(runs, num_runs, size, scale, adds, out);
+}
+
+// x [num_tokens, k] → out [num_tokens, op.size], rows with adapters only; see adapt_runs.
+template <class T>
+void adapt_rows(const Adapt& op, const T* x, int k, float scale, bool adds, float* out) {
   const AdaptedRows& rows = *op.rows;
-  const int32_t* tokens = rows.tokens;
+  size_t room = 0;
+  for (int i = 0; i < rows.num_segments; i++)
+    if (rows.segments[i].first < 0) room += (size_t)rows.segments[i].num * k;
+  T* gathered = adapted_rows<T>.of(room);
+  AdaptedRun<T>* runs = adapted_runs<T>.of(rows.num_segments);
+  for (int i = 0; i < rows.num_segments; i++) {
+    const Segment& segment = rows.segments[i];
+    const int32_t* own = rows.tokens + segment.start;
+    runs[i] = {x + (size_t)segment.first * k, segment.num, own, &op.pieces(segment)};
+    if (segment.first >= 0 || !runs[i].pieces->num) continue;
+    runs[i].x = gathered;
+    each_row(segment.num, k,
+             [=](size_t at) { memcpy(gathered + at, x + (size_t)own[at / k] * k, k * sizeof(T)); });
+    gathered += (size_t)segment.num * k;
+  }
+  adapt_runs(runs, rows.num_segments, op.size, scale, adds, out);
+}
+
+// ids [num_tokens] → added to out [num_tokens, op.size], rows with adapters only.
+template <class T>
+void adapt_embeddings(const Adapt& op, const int32_t* ids, float* out) {
+  const AdaptedRows& rows = *op.rows;
+  AdaptedRun<T>* runs = adapted_runs<T>.of(rows.num_segments);
   int num = 0;
   size_t room = 0;
   for (int i = 0; i < rows.num_segments; i++) {
     const Segment& segment = rows.segments[i];
     const Pieces& pieces = op.pieces(segment);
-    int num_outputs = 0;
-    for (int p = 0; p < pieces.num; p++) {
-      num_outputs += pieces.each[p].b.n;
-      room += (size_t)segment.num * pieces.each[p].a.n;
-    }
-    if (pieces.num && segment.first < 0) room += (size_t)segment.num * k;
-    if (!adds && num_outputs < op.size)
-      each_row(segment.num, 1, [=](size_t at) {
-        memset(out + (size_t)tokens[segment.start + at] * op.size, 0, op.size * sizeof(float));
-      });
-    num += pieces.num;
+    if (!pieces.num) continue;
+    runs[num] = {nullptr, segment.num, rows.tokens + segment.start, &pieces};
+    room += runs[num++].inner_size();
   }
   if (!num) return;
-
-  T* memory = adapted_rows<T>.of(room);
-  Products<Shrink> shrink = {shrinks.of(num), ends.of(2 * num)};
-  Products<Expand> expand = {expands.of(num), ends.of(2 * num) + num};
-  for (int i = 0; i < rows.num_segments; i++) {
-    const Segment& segment = rows.segments[i];
-    const Pieces& pieces = op.pieces(segment);
-    if (!pieces.num) continue;
-    const int32_t* own = tokens + segment.start;
-    const T* given = x + (size_t)segment.first * k;
-    if (segment.first < 0) {
-      T* gathered = memory;
-      each_row(segment.num, k, [=](size_t at) {
-        memcpy(gathered + at, x + (size_t)own[at / k] * k, k * sizeof(T));
-      });
-      given = gathered;
-      memory += (size_t)segment.num * k;
-    }
-    for (int p = 0; p < pieces.num; p++) {
-      const Piece& piece = pieces.each[p];
-      Scattered scattered = {out + piece.first, own, op.size, piece.b.n, scale, adds};
-      shrink.each[shrink.num++] =
-          Shrink{given, segment.num, packed<T>(piece.a), {memory, piece.a.n}};
-      expand.each[expand.num++] = Expand{memory, segment.num, packed<T>(piece.b), scattered};
-      memory += (size_t)segment.num * piece.a.n;
-    }
+  T* inner = adapted_inner<T>.of(room);
+  for (int i = 0; i < num; i++) {
+    const AdaptedRun<T>& run = runs[i];
+    const Matrix& a = run.pieces->each[0].a;
+    for (int row = 0; row < run.num; row++, inner += a.n)
+      memcpy(inner, (const T*)a.tiles + (size_t)ids[run.tokens[row]] * a.n, a.n * sizeof(T));
   }
-  shrink.run(1);
-  expand.run(4);  // a tile of so few elements takes less time than taking an item
+  expand_runs(runs, num, op.size, 1, true, out);
 }

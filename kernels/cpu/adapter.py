@@ -30,8 +30,8 @@ class _PiecesStruct(ctypes.Structure):
 
 
 class PackedAdapter:
-    """``changes`` of each site, all of one of ``DTYPES``; ranks are zero-padded to whole tiles.
-    ``pieces`` is an array of structures."""
+    """``changes`` of each site, all of one of ``DTYPES``; ranks are zero-padded to whole tiles. A
+    table's A are rows, one for each id. ``pieces`` is an array of structures."""
 
     def __init__(self, changes: Sequence[Sequence[Change]]) -> None:
         every = [change for of_site in changes for change in of_site]
@@ -59,8 +59,8 @@ def bits_of(tensor: Tensor) -> np.ndarray:
 
 
 def adapter_bytes(rank: int, inputs: int, outputs: int, itemsize: int) -> int:
-    """The bytes of a packed change of a whole layer."""
-    rank = _filled_up(rank, LANES)
+    """The bytes of a packed change of a layer, or of nothing."""
+    rank = _filled_up(rank, LANES) if inputs and outputs else 0
     return _tile_bytes(rank, inputs, itemsize) + _tile_bytes(outputs, rank, itemsize)
 
 
@@ -73,7 +73,16 @@ def _shapes_of(change: Change) -> list[tuple[int, int]]:
 def _pack(change: Change, a: Tensor, b: Tensor) -> tuple[PackedMatrix, PackedMatrix]:
     """``a`` and ``b`` are the memory of the tiles."""
     of_a, of_b = _shapes_of(change)
-    return _packed(change.a, *of_a, a), _packed(change.b, *of_b, b)
+    packed_a = _rows(change.a, *of_a, a) if change.is_table else _packed(change.a, *of_a, a)
+    return packed_a, _packed(change.b, *of_b, b)
+
+
+def _rows(weight: Tensor, n: int, k: int, memory: Tensor) -> PackedMatrix:
+    """weight [≤ n, k] → its columns, one after the other [k, n]. ``memory`` [bytes] is zeroed."""
+    bits = bits_of(weight)
+    rows = memory.numpy()[: n * k * weight.itemsize].view(bits.dtype).reshape(k, n)
+    rows[:, : len(bits)] = bits.T
+    return PackedMatrix(memory.view(weight.dtype), None, n, k)
 
 
 def _packed(weight: Tensor, n: int, k: int, memory: Tensor) -> PackedMatrix:
@@ -87,7 +96,7 @@ def _packed(weight: Tensor, n: int, k: int, memory: Tensor) -> PackedMatrix:
     depth = _filled_up(k, PACKED_DEPTH) * weight.itemsize // WORD
     tiles = memory.numpy()[: _filled_up(n, LANES) * depth * WORD].view(np.int32)
     tiles = tiles.reshape(-1, depth, LANES)
-    whole, rest = np.split(words, [num_whole * LANES])
+    whole, rest = words[: num_whole * LANES], words[num_whole * LANES :]
     tiles[:num_whole, :width] = whole.reshape(num_whole, LANES, width).swapaxes(1, 2)
     if len(rest):
         tiles[num_whole, :width, : len(rest)] = rest.T

@@ -5,7 +5,8 @@
 // does not depend on the other rows of its batch.
 #pragma once
 
-#include "matrix.h"
+#include "adapt_experts.h"
+#include "products.h"
 #include "route.h"
 
 // Same layout as ExpertsStruct in kernels/cpu/operators.py.
@@ -36,14 +37,18 @@ struct Pairs {
   int32_t* tokens;  // [pairs], sorted
   int32_t* starts;  // [num_experts + 2]: first pair of each expert
 
-  void arrange(int num_tokens, const Routing& r) {
+  // `order` of tokens within an expert [num_tokens]; null: ascending.
+  void arrange(int num_tokens, const Routing& r, const int32_t* order) {
     int num = num_tokens * r.num_chosen, end = r.num_experts + 1;
     memset(starts, 0, (end + 1) * sizeof(int32_t));
     for (int i = 0; i < num; i++) starts[chosen[i] + 1]++;
     for (int e = 0; e < end; e++) starts[e + 1] += starts[e];
-    for (int i = 0; i < num; i++) {
-      places[i] = starts[chosen[i]]++;
-      tokens[places[i]] = i / r.num_chosen;
+    for (int t = 0; t < num_tokens; t++) {
+      int token = order ? order[t] : t, first = token * r.num_chosen;
+      for (int i = first; i < first + r.num_chosen; i++) {
+        places[i] = starts[chosen[i]]++;
+        tokens[places[i]] = token;
+      }
     }
     for (int e = end; e > 0; e--) starts[e] = starts[e - 1];
     starts[0] = 0;
@@ -57,46 +62,6 @@ template <class T>
 inline Scratch<T> pair_rows;  // [pairs, hidden]: inputs
 template <class T>
 inline Scratch<T> pair_inner;  // [pairs, inner]
-
-// GEMMs of several experts, each with its own rows; threads share the items of all.
-template <class P>
-struct Products {
-  P* each;
-  int* ends;  // cumulative number of items
-  int num = 0;
-
-  void run(int unit) {
-    size_t room = 0;
-    int num_tiles = 0, end = 0;
-    for (int i = 0; i < num; i++) room += room_of(i), num_tiles += each[i].w.num_tiles();
-    uint8_t* memory = product_room.of(room);
-    for (int i = 0; i < num; i++) {
-      each[i].take_room(memory);
-      memory += room_of(i);
-      each[i].divide(unit, num_tiles);
-      ends[i] = end += each[i].items.num();
-    }
-    auto prepare = [=](int i) {
-      for (int part = 0; part < each[i].num_parts(); part++) each[i].prepare(part);
-    };
-    if (room) share(prepare, num);
-    share(*this, end);
-  }
-
-  size_t room_of(int i) const { return (each[i].room() + 63) / 64 * 64; }
-
-  void operator()(int item) {
-    int low = 0, high = num - 1;
-    while (low < high) {
-      int middle = (low + high) / 2;
-      if (item < ends[middle])
-        high = middle;
-      else
-        low = middle + 1;
-    }
-    each[low](low ? item - ends[low - 1] : item);
-  }
-};
 
 // Multiplies each expert's rows, starts[e] … starts[e + 1] − 1, with its matrix; all matrices are
 // of W. make(w, start) returns the receiver of the sums of rows from `start` on.
@@ -132,9 +97,10 @@ void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matr
 
 // out [tokens, size] += scale · Σ of weight · output over the local experts of each of the takers.
 // `rows` [tokens, size] are their inputs in the weights' type, `wide` the router's in float32.
+// `adapt`: see ExpertChanges, or null.
 template <class T>
-void run_experts(const Experts& experts, const Takers& takers, const T* rows, const float* wide,
-                 int num_tokens, float scale, float* out) {
+void run_experts(const Experts& experts, const Takers& takers, const Adapt* adapt, const T* rows,
+                 const float* wide, int num_tokens, float scale, float* out) {
   const Routing& routing = experts.routing;
   int num_chosen = routing.num_chosen, num_experts = routing.num_experts;
   int num = num_tokens * num_chosen;
@@ -145,13 +111,15 @@ void run_experts(const Experts& experts, const Takers& takers, const T* rows, co
   Pairs pairs = {numbers, weights, numbers + num, numbers + 2 * num, numbers + 3 * num};
 
   product(wide, num_tokens, packed<float>(experts.router), logits);
+  ExpertChanges<T> changes(adapt, num_tokens, num);
+  changes.add_to_logits(wide, experts.router.k, num_experts, logits);
   each_row(num_tokens, num_experts, [=](size_t at) {
     size_t token = at / num_experts;
     int32_t* chosen = pairs.chosen + token * num_chosen;
     route(routing, logits + at, chosen, weights + token * num_chosen);
     if (!takers.has(token)) std::fill_n(chosen, num_chosen, num_experts);
   });
-  pairs.arrange(num_tokens, routing);
+  pairs.arrange(num_tokens, routing, changes.order);
   if (experts.counts)
     for (int e = 0; e < num_experts; e++)
       experts.counts[e] += pairs.starts[e + 1] - pairs.starts[e];
@@ -165,13 +133,19 @@ void run_experts(const Experts& experts, const Takers& takers, const T* rows, co
     size_t i = begin + at;
     memcpy(gathered + i * size, rows + pairs.tokens[i] * size, size * sizeof(T));
   });
+  int gates_size = experts.gate_up[0].n;
+  Deltas deltas = changes.of_gates(starts, pairs.tokens, experts.first, experts.num, gathered, size,
+                                   gates_size);
   multiply_experts(starts, experts.num, experts.gate_up, gathered, 2, [=](auto w, int start) {
-    return Gate<T, typename decltype(w)::Numbers>{inner + start * inner_size, w, experts.alpha,
-                                                  experts.beta, experts.limit};
+    return Gate<T, typename decltype(w)::Numbers>{
+        inner + start * inner_size,    w, experts.alpha, experts.beta, experts.limit,
+        deltas.from(start, gates_size)};
   });
   multiply_experts(starts, experts.num, experts.down, inner, 1, [=](auto w, int start) {
     return Store<typename decltype(w)::Numbers>{outputs + start * size, w};
   });
+  changes.add_to_downs(starts, pairs.tokens, experts.first, experts.num, inner, inner_size, size,
+                       outputs);
   each_row(num_tokens, size, [=](size_t at) {
     int first = at / size * num_chosen;
     for (int j = first; j < first + num_chosen; j++) {

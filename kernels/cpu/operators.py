@@ -53,6 +53,7 @@ class Kind(IntEnum):
     INDEX = 18  # wide → chosen keys, as int32 in wide
     JOIN = 19  # wide, and wide behind it → wide
     ACTIVATE = 20  # wide, and wide for the factors → narrow
+    ADAPT_EMBEDDINGS = 21  # ids → added to wide: rows with adapters only
 
 
 class Form(IntEnum):

@@ -397,6 +397,10 @@ struct Add {
 struct Deltas {
   const float* numbers = nullptr;
   const uint8_t* has_some = nullptr;  // [num_rows]
+
+  Deltas from(int row, size_t size) const {
+    return numbers ? Deltas{numbers + row * size, has_some + row} : Deltas{};
+  }
 };
 
 // gate · σ(alpha · gate + beta · gate³)

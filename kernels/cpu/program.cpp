@@ -60,7 +60,8 @@ enum Kind : int32_t {
   ADD,
   INDEX,
   JOIN,
-  ACTIVATE
+  ACTIVATE,
+  ADAPT_EMBEDDINGS
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -92,7 +93,7 @@ struct Operator {
   const Latents* latents;       // LATENT
   const ShortConv* short_conv;  // SHORT_CONV
   const Delta* delta;           // GATED_DELTA
-  const Adapt* adapt;           // ADAPT; GATED with a buffer for deltas
+  const Adapt* adapt;           // ADAPT, ADAPT_EMBEDDINGS; GATED with a buffer for deltas; EXPERTS
   const Index* index;           // INDEX
 };
 
@@ -491,7 +492,7 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case EXPERTS:
         if (!op.adds) memset(out, 0, (size_t)num * op.size * sizeof(float));
-        run_experts(*op.experts, takers(op, step), (const T*)in,
+        run_experts(*op.experts, takers(op, step), op.adapt, (const T*)in,
                     (const float*)step.buffers[op.second], num, op.scale, (float*)out);
         break;
       case OPEN:
@@ -521,6 +522,10 @@ void run(const Operator* ops, int num_ops, const Step& step) {
       case ADAPT:
         if (op.adapt->rows->num_segments)
           adapt_rows(*op.adapt, (const T*)in, op.size, op.scale, op.adds, (float*)out);
+        break;
+      case ADAPT_EMBEDDINGS:
+        if (op.adapt->rows->num_segments)
+          adapt_embeddings<T>(*op.adapt, (const int32_t*)in, (float*)out);
         break;
       case SUM:
         sum_ranks((const float*)in, num, op.size, (const float*)op.rows, op.adds, op.scale,

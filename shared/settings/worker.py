@@ -228,8 +228,8 @@ class WorkerConfig(Settings):
         None,
         ge=1,
         le=MAX_ADAPTERS,
-        description="memory of a worker for this number of adapters of max-lora-rank (default:"
-        " max-loras, or as many as lora-modules)",
+        description="memory of a worker for this number of adapters of max-lora-rank that change"
+        " linear layers (default: max-loras, or as many as lora-modules)",
     )
     kv_offloading_size: float = Field(
         0.0,

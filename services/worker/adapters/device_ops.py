@@ -59,7 +59,7 @@ class BankForm:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self._linears = [site.linear for site in sites]
+        self._linears = [site.module for site in sites if isinstance(site.module, Linear)]
         self._num_slots = max_slots + 1  # with the null slot
         self._dtype, self._device = dtype, device
         self._places = _places_of(self._linears)

@@ -2,14 +2,17 @@
 
 import logging
 import time
-from collections.abc import Callable
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 
 import torch
 from msgspec.structs import replace
 
-from services.worker.adapters.folder import CONFIG, WEIGHTS, Shapes, read_adapter
-from services.worker.adapters.sites import LoadedAdapter
+from services.worker.adapters.folder import AdapterFolder, FindBase
+from services.worker.adapters.memory import AdapterMemory
+from services.worker.adapters.places import folder_in, folders_of
+from services.worker.adapters.sites import Layers, LoadedAdapter
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import MAX_REASON_CHARS, Adapter, LoadAdapter
@@ -26,35 +29,39 @@ class AdapterStore:
     def __init__(
         self,
         settings: WorkerConfig,
-        shapes: Shapes,
+        layers: Layers,
         dtype: torch.dtype,
+        memory: AdapterMemory,
         add: Callable[[LoadedAdapter], None],
+        find_base: FindBase,
     ) -> None:
         self.rows: tuple[Adapter, ...] = ()
         self._settings = settings
-        self._shapes = shapes
+        self._layers = layers
         self._dtype = dtype
+        self._memory = memory
         self._add = add
+        self._find_base = find_base
 
     def fill(self) -> None:
         """Loads the adapters of the settings. Raises ConfigError for one in ``lora-modules``; one
         in ``lora-dir`` is reported and left out."""
-        for module in self._settings.lora_modules:
-            try:
-                self._load(module.name, module.path, Adapter(name=module.name))
-            except ConfigError as error:
-                raise ConfigError(f"lora-modules: {module.name}: {error}") from None
-        for name in self._names():
-            row = Adapter(name=name)
-            if any(each.name == name for each in self.rows):
+        of_modules = {module.name for module in self._settings.lora_modules}
+        for name, folder in folders_of(self._settings):
+            if name not in of_modules:
+                self._load_or_refuse(Adapter(name=name), folder)
                 continue
-            self._load_or_refuse(row, name)
+            try:
+                self._load(name, folder(), Adapter(name=name))
+            except ConfigError as error:
+                raise ConfigError(f"lora-modules: {name}: {error}") from None
 
     def load(self, order: LoadAdapter) -> None:
         """Adds a row with the outcome of ``order``, unless there is one."""
         if any(row.load == order.load for row in self.rows):
             return
-        self._load_or_refuse(row_of(order), order.path)
+        folder = partial(folder_in, self._settings.lora_dir, order.path)
+        self._load_or_refuse(row_of(order), folder)
 
     def refuse(self, order: LoadAdapter, problem: str) -> None:
         self._refuse(row_of(order), problem)
@@ -62,44 +69,10 @@ class AdapterStore:
     def forget(self, row: Adapter) -> None:
         self.rows = tuple(each for each in self.rows if each != row)
 
-    def _names(self) -> list[str]:
-        """The folders in ``lora-dir``. Raises ConfigError."""
-        directory = self._settings.lora_dir
-        if directory is None:
-            return []
-        try:
-            names = sorted(each.name for each in directory.iterdir() if each.is_dir())
-        except OSError as error:
-            raise ConfigError(f"lora-dir: {directory}: {error.strerror}") from None
-        for name in names:
-            if not name.isprintable():
-                log.warning("lora-dir: %r is no name of an adapter: it is not printable", name)
-        return [name for name in names if name.isprintable()]
-
-    def _folder_of(self, path: str) -> Path:
-        """The folder ``path`` in ``lora-dir``. Raises ConfigError for any other place, also of a
-        file in it."""
-        directory = self._settings.lora_dir
-        if directory is None:
-            raise ConfigError("lora-dir is not set, so nothing can be loaded at run time")
-        parts = PurePosixPath(path)
-        if parts.is_absolute() or ".." in parts.parts or "\0" in path:
-            raise ConfigError(f"{path!r} is not a relative path in lora-dir")
-        folder = directory / path
-        try:
-            root, *places = (
-                each.resolve() for each in (directory, folder, folder / CONFIG, folder / WEIGHTS)
-            )
-        except (OSError, RuntimeError) as error:  # a loop, a long name
-            raise ConfigError(f"{path[:60]!r} cannot be read: {error}") from None
-        if not all(each.is_relative_to(root) for each in places):
-            raise ConfigError(f"{path!r} leads out of lora-dir")
-        return folder
-
-    def _load_or_refuse(self, row: Adapter, path: str) -> None:
+    def _load_or_refuse(self, row: Adapter, folder: Callable[[], Path]) -> None:
         """An unforeseen error refuses the adapter too: it would recur in each worker."""
         try:
-            self._load(row.name, self._folder_of(path), row)
+            self._load(row.name, folder(), row)
         except ConfigError as error:
             self._refuse(row, str(error))
         except Exception:
@@ -108,13 +81,18 @@ class AdapterStore:
 
     def _load(self, name: str, folder: Path, row: Adapter) -> None:
         started_s = time.monotonic()
-        max_rank = self._settings.max_lora_rank
         try:
-            adapter = read_adapter(name, folder, self._shapes, self._dtype, max_rank)
+            found = AdapterFolder(name, folder, self._layers, self._settings.max_lora_rank)
+            measured = found.measure(self._dtype)
+            size = self._memory.size(measured.ranks)
+            # One of its name may have its bytes, and is then replaced.
+            staying = [each for each in self.rows if (each.name, each.num_bytes) != (name, size)]
+            self._check_room(self._memory.needed(measured), staying)
+            adapter = found.read(self._dtype, self._find_base)._replace(num_bytes=size)
         except OSError as error:
             raise ConfigError(f"{folder.name[:60]} cannot be read: {error.strerror}") from None
         others = tuple(each for each in self.rows if each.digest != adapter.digest)
-        self._check_room(adapter, sum(each.num_bytes for each in others))
+        self._check_room(size, others)
         self._add(adapter)
         self.rows = (
             *others,
@@ -132,15 +110,13 @@ class AdapterStore:
             *(adapter.digest, time.monotonic() - started_s),
         )
 
-    def _check_room(self, adapter: LoadedAdapter, num_taken: int) -> None:
-        settings, itemsize = self._settings, self._dtype.itemsize
-        numbers = settings.max_lora_rank * sum(map(sum, self._shapes.values()))
-        room = settings.num_adapters * numbers * itemsize
-        if num_taken + adapter.num_bytes > room:
+    def _check_room(self, num_bytes: int, others: Iterable[Adapter]) -> None:
+        room, taken = self._memory.room, sum(each.num_bytes for each in others)
+        if taken + num_bytes > room:
             raise ConfigError(
-                f"max-cpu-loras: {settings.num_adapters} of rank {settings.max_lora_rank} are"
-                f" {room} bytes of memory, {num_taken} of which are taken, and this adapter has"
-                f" {adapter.num_bytes}; unload another one"
+                f"max-cpu-loras: {self._settings.num_adapters} of rank"
+                f" {self._settings.max_lora_rank} are {room} bytes of memory, {taken} of which are"
+                f" taken, and this adapter needs {num_bytes}; raise it, or unload another one"
             )
 
     def _refuse(self, row: Adapter, problem: str) -> None:

@@ -43,6 +43,9 @@ class HostForm(Form[P], Protocol[P]):
     def lay_out(self, layout: Layout | None) -> None:
         """The tokens of the next pass; None: they have no adapters."""
 
+    def lay_out_logits(self, layout: Layout | None) -> None:
+        """The rows of the next logits."""
+
 
 class DeviceForm(Form[P], Protocol[P]):
     """Of a device, which knows the slots of a pass."""
@@ -174,6 +177,12 @@ class HostTable(AdapterTable[P]):
         self._host_form.lay_out(lay_out(of_rows[batch.token_rows]) if has_some else None)
         return batch
 
+    def lay_out_logits(self, slots: np.ndarray) -> None:
+        """``slots`` [S] int64 of the rows."""
+        of_rows = self._of_slots[slots]
+        has_some = bool((of_rows != NONE).any())
+        self._host_form.lay_out_logits(lay_out(of_rows) if has_some else None)
+
 
 class DeviceTable(AdapterTable[P]):
     def __init__(
@@ -189,13 +198,17 @@ class DeviceTable(AdapterTable[P]):
 
 def _changes_of(site: Site, layers: Mapping[str, LowRank]) -> list[Change]:
     """This rank's."""
-    return [_change(part, *layers[name]) for name, part in site.parts.items() if name in layers]
+    return [
+        _change(part, *layers[name])
+        for name, part in site.parts.items()
+        if name in layers and not part.is_elsewhere
+    ]
 
 
 def _change(part: Part, a: Tensor, b: Tensor) -> Change:
-    first, outputs, inputs = part
+    first, outputs, inputs, is_table = part
     a = a[:, inputs.start : inputs.start + inputs.num]
     if isinstance(outputs, Rows):
         rows = bits_of(b)[outputs.ids]  # by numpy, on this thread alone
-        return Change(first, a, torch.from_numpy(rows).view(b.dtype))
-    return Change(first, a, b[outputs.start : outputs.start + outputs.num])
+        return Change(first, a, torch.from_numpy(rows).view(b.dtype), is_table)
+    return Change(first, a, b[outputs.start : outputs.start + outputs.num], is_table)

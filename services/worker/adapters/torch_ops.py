@@ -1,40 +1,52 @@
-"""Adapters by torch's operators: deltas next to the products of the trunk."""
+"""Adapters by torch's operators: deltas next to the products of a model."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernels.adapt import Adapted, Change, add_deltas
 from kernels.adapt.layout import Layout
+from kernels.experts import Additions
 from kernels.rms_norm import rms_norm
 from services.worker.adapters.sites import Site
-from services.worker.backends.torch_lm import TorchOps
+from services.worker.backends.torch_lm import Add, TorchOps
+from services.worker.layers.embedding import Embedding, LMHead
+from services.worker.layers.experts import Experts
+from services.worker.layers.gated import GatedProducts
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 
-Changes = dict[Linear, Sequence[Change]]
+Changes = dict[nn.Module, Sequence[Change]]
 
 
 class TorchForm:
-    """Adapters as they are. ``adapted`` are the tokens of the next pass with one adapter each."""
+    """Adapters as they are. ``adapted`` are the tokens of the next pass with one adapter each, and
+    ``adapted_logits`` the rows of the next logits."""
 
     def __init__(self, sites: Sequence[Site], max_adapters: int) -> None:
-        self._linears = [site.linear for site in sites]
+        self._modules = [site.module for site in sites]
         self._bound: list[Changes] = [{}] * max_adapters
         self.adapted: list[tuple[Tensor, Changes]] = []
+        self.adapted_logits: list[tuple[Tensor, Changes]] = []
 
     def pack(self, changes: Sequence[Sequence[Change]]) -> Changes:
-        return {linear: own for linear, own in zip(self._linears, changes, strict=True) if own}
+        return {module: own for module, own in zip(self._modules, changes, strict=True) if own}
 
     def bind(self, index: int, adapter: Changes | None) -> None:
         self._bound[index] = adapter or {}
 
     def lay_out(self, layout: Layout | None) -> None:
+        self.adapted = self._segments(layout)
+
+    def lay_out_logits(self, layout: Layout | None) -> None:
+        self.adapted_logits = self._segments(layout)
+
+    def _segments(self, layout: Layout | None) -> list[tuple[Tensor, Changes]]:
         segments = [] if layout is None else layout.segments()
-        self.adapted = [(torch.from_numpy(own), self._bound[index]) for index, own in segments]
+        return [(torch.from_numpy(own), self._bound[index]) for index, own in segments]
 
 
 class AdaptingOps(TorchOps):
@@ -69,12 +81,66 @@ class AdaptingOps(TorchOps):
         add_deltas(part, self._adapted(x, linear, norm))
         return part
 
-    def _adapted(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> list[Adapted]:
-        """Copies of the rows, since a product may change its input."""
-        found = []
-        for tokens, changes in self._form.adapted:
-            if linear in changes:
-                rows = x.index_select(0, tokens)
-                rows = rows if norm is None else rms_norm(rows, norm.weight, norm.eps)
-                found.append(Adapted(tokens, rows, changes[linear]))
-        return found
+    def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
+        rows = super().embed(ids, embedding)
+        add_deltas(rows, _adapted(self._form.adapted, ids, embedding))
+        return rows
+
+    def adder(self, x: Tensor, of: nn.Module, norm: RMSNorm | None = None) -> Add:
+        is_head = isinstance(of, LMHead)
+        places = self._form.adapted_logits if is_head else self._form.adapted
+        return partial(add_deltas, adapted=_adapted(places, x, of, norm))
+
+    def additions(self, experts: Experts) -> Additions | None:
+        if not self._form.adapted:
+            return None
+        num_chosen = experts.gate.routing.num_chosen
+        return _ExpertDeltas(self._form.adapted, experts.products, num_chosen)
+
+    def _adapted(self, x: Tensor, module: nn.Module, norm: RMSNorm | None = None) -> list[Adapted]:
+        return _adapted(self._form.adapted, x, module, norm)
+
+
+class _ExpertDeltas:
+    """Changes the products of each expert's pairs of a token and a choice."""
+
+    def __init__(
+        self,
+        adapted: Sequence[tuple[Tensor, Changes]],
+        products: Sequence[GatedProducts],
+        num_chosen: int,
+    ) -> None:
+        self._adapted = adapted
+        self._products = products
+        self._num_chosen = num_chosen
+
+    def to_gates(self, expert: int, pairs: Tensor, x: Tensor, y: Tensor) -> None:
+        self._add(self._products[expert].gate_up_proj, pairs, x, y)
+
+    def to_downs(self, expert: int, pairs: Tensor, x: Tensor, y: Tensor) -> None:
+        self._add(self._products[expert].down_proj, pairs, x, y)
+
+    def _add(self, linear: Linear, pairs: Tensor, x: Tensor, y: Tensor) -> None:
+        tokens = pairs // self._num_chosen
+        places = [
+            (torch.isin(tokens, own).nonzero().flatten(), changes)
+            for own, changes in self._adapted
+            if linear in changes
+        ]
+        add_deltas(y, _adapted(places, x, linear))
+
+
+def _adapted(
+    places: Sequence[tuple[Tensor, Changes]],
+    x: Tensor,
+    module: nn.Module,
+    norm: RMSNorm | None = None,
+) -> list[Adapted]:
+    """Copies of the rows, since a product may change its input."""
+    found = []
+    for tokens, changes in places:
+        if module in changes and len(tokens):
+            rows = x.index_select(0, tokens)
+            rows = rows if norm is None else rms_norm(rows, norm.weight, norm.eps)
+            found.append(Adapted(tokens, rows, changes[module]))
+    return found

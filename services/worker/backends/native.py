@@ -31,7 +31,7 @@ KNOWN_FORMS = {Dense, Quantized}
 
 class NativeLM(CausalLM):
     """Takes the weights out of ``model`` one by one, so that only one exists twice. Hidden states
-    are float32. ``report`` gets the packed share, 0 … 1. ``make_recorder`` is for the trunk. Raises
+    are float32. ``report`` gets the packed share, 0 … 1. ``make_recorder``: not for drafts. Raises
     NotSupported with the reason; ``model`` is then unchanged."""
 
     clears_blocks = False
@@ -89,12 +89,12 @@ class _Recordings:
             self.trunk = record(names, [1], model.forward, make=make)
         else:
             self.trunk = record(names, [size], model.forward, takes_over=True, make=make)
-        self.logits = record(names, [size], model.logits)
+        self.logits = record(names, [size], model.logits, make=make)
         self.parts: list[Recording] = []  # of the trunk: embeddings, layers
         if num := model.num_embeddings:
             run, sizes = model.from_embeddings, [size, *model.more_sizes] * num
             of_layers = record(names, sizes, run, takes_over=True, make=make)
-            self.parts = [record(names, [1], model.embed), of_layers]
+            self.parts = [record(names, [1], model.embed, make=make), of_layers]
         self.head = _HeadRecordings(names, size, model) if model.mtp_head else None
         self._check_uses(names)
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from kernels.codes import Codes, decoded_rows
 from kernels.delta import gated_delta
-from kernels.experts import Biases
+from kernels.experts import Additions, Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
 from kernels.linear import gated as gated_product
@@ -51,6 +51,7 @@ class Known:
     forms: Set[type]
 
 
+Add = Callable[[Tensor], None]  # to a product, in place
 # In steps prepared by the host, and in steps with lengths known only to the device.
 OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "is_causal"}
 HOST = Known(OPTIONS | {"index_topk"}, {Dense, Quantized})
@@ -125,6 +126,13 @@ class TorchOps(Ops[Tensor]):
         scaled = product(x, weight, bias, norm=operand) * scale
         return scaled if residual is None else residual.add_(scaled)
 
+    def adder(self, x: Tensor, of: nn.Module, norm: RMSNorm | None = None) -> Add:
+        """Changes the product of norm(x) with the weight of a router or a head."""
+        return lambda y: None
+
+    def additions(self, experts: Experts) -> Additions | None:
+        return None
+
     def _part(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> Tensor:
         """This rank's part of a sum over ranks."""
         return product(x, weight_of(linear), norm=_operand(norm))
@@ -136,7 +144,7 @@ class TorchOps(Ops[Tensor]):
         *,
         norm: RMSNorm | None = None,
         act: Act = "silu",
-        add: Callable[[Tensor], None] | None = None,
+        add: Add | None = None,
     ) -> Tensor:
         weight, operand = weight_of(gate_up), _operand(norm)
         return gated_product(x, weight, gate_up.bias, norm=operand, act=act, add=add)
@@ -159,7 +167,7 @@ class TorchOps(Ops[Tensor]):
         if of_images and marks is None:
             assert residual is not None
             return residual
-        chosen, weights = gate.choose(x)
+        chosen, weights = gate.choose(x, self.adder(x, gate))
         if marks is not None:  # these get an expert that is on no rank
             others = ~marks if of_images else marks
             chosen = chosen.masked_fill(others[:, None], gate.num_experts)
@@ -175,6 +183,7 @@ class TorchOps(Ops[Tensor]):
             biases=biases,
             act=experts.act,
             first=None if has_all else experts.first,
+            additions=self.additions(experts),
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
 
@@ -249,13 +258,13 @@ class TorchOps(Ops[Tensor]):
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> Tensor:
-        weight, operand, dtype = weight_of(head), _operand(norm), torch.float32
-        if head.vocab.num < head.vocab.total:
-            part = product(x, weight, norm=operand, out_dtype=dtype)
-            joined = self._parallel.join(part, head.vocab.total)
-            logits = joined if self._out is None else self._out.copy_(joined)
-        else:
-            logits = product(x, weight, norm=operand, out_dtype=dtype, out=self._out)
+        is_part, operand = head.vocab.num < head.vocab.total, _operand(norm)
+        out, dtype = None if is_part else self._out, torch.float32
+        logits = product(x, weight_of(head), norm=operand, out_dtype=dtype, out=out)
+        self.adder(x, head, norm)(logits)
+        if is_part:
+            logits = self._parallel.join(logits, head.vocab.total)
+            logits = logits if self._out is None else self._out.copy_(logits)
         if scale != 1.0:
             logits.mul_(scale)
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
@@ -340,6 +349,7 @@ class TorchLM(TorchCausalLM):
         self.state_size = model.state_size
         self._trunk_ops = partial(ops, parallel=model.parallel)
         self._ops = partial(TorchOps, parallel=model.parallel)
+        self._end_ops = self._trunk_ops if known is HOST else self._ops
         if model.mtp_head is not None:
             self.draft_head = _TorchDraftHead(model.mtp_head, self._ops, model.drafting_size)
 
@@ -352,12 +362,12 @@ class TorchLM(TorchCausalLM):
             return self.model.forward(ops, inputs[0])
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        return self.model.embed(self._ops(), input_ids)
+        return self.model.embed(self._end_ops(), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         states = hidden[:, : self.hidden_size].contiguous()
         states = states.float() if self.model.lm_head is None else states
-        return self.model.logits(self._ops(out=out), states)
+        return self.model.logits(self._end_ops(out=out), states)
 
 
 class _TorchDraftHead:

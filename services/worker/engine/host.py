@@ -55,7 +55,7 @@ class HostComputation:
     def forward(self) -> Tensor:
         self.hidden = self.compute(self.batch)
         sampling = self.hidden.index_select(0, self.batch.sampling_tokens)
-        self.logits = self.loaded.model.logits(sampling)
+        self.logits = self.loaded.model.logits_of(self.batch.logits_slots, sampling)
         return self.logits
 
     def places(self) -> Places:

@@ -1,6 +1,8 @@
 """The layers of Gemma 4: dense networks, in some models beside experts, in others followed by a
 gate of numbers that a token brings for each layer."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -33,8 +35,8 @@ class ScaledRouter(Router):
             f"{name}.per_expert_scale": WeightPiece(self.factors),
         }
 
-    def choose(self, x: Tensor) -> Routed:
-        chosen, weights = super().choose(x)
+    def choose(self, x: Tensor, add: Callable[[Tensor], None]) -> Routed:
+        chosen, weights = super().choose(x, add)
         return Routed(chosen, weights * self.factors[chosen.long()])
 
 

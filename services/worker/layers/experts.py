@@ -1,6 +1,6 @@
 """Experts (arXiv 1701.06538): of many feed-forward networks each token takes a few."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -45,8 +45,9 @@ class Router(Scores):
         self.e_score_correction_bias = self._numbers() if has_correction else None
         self.factors: nn.Parameter | None = None
 
-    def choose(self, x: Tensor) -> Routed:
-        logits = expert_logits(x, self.weight, self.bias)
+    def choose(self, x: Tensor, add: Callable[[Tensor], None]) -> Routed:
+        """``add`` may change the logits, in place."""
+        add(logits := expert_logits(x, self.weight, self.bias))
         return route(logits, self.routing, self.e_score_correction_bias)
 
     def _numbers(self) -> nn.Parameter:

@@ -53,6 +53,7 @@ class CausalLM(nn.Module, ABC):
     draft_head: DraftHead | None = None
     offloaded: Offloaded | None = None  # a pass copies their weights to the device
     make_pooler: Any = None  # PoolingInfo → Pooler, of a model that pools by itself
+    place_logits: Any = staticmethod(lambda slots: None)  # is told the slots of rows of logits
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
@@ -68,6 +69,11 @@ class CausalLM(nn.Module, ABC):
         """Returns a decoder that computes several steps at once, for rows that end with one of
         ``eos_ids`` [E] int64, or None."""
         return None
+
+    def logits_of(self, slots: np.ndarray, hidden: Tensor) -> Tensor:
+        """``logits`` of rows of ``slots`` [S] int64, in steps prepared by the host."""
+        self.place_logits(slots)
+        return self.logits(hidden)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

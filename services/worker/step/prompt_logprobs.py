@@ -101,7 +101,7 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
         wanted = num_top if is_narrow else None
         pieces = pieces_of(np.arange(len(ids)), self._table.vocab_size)
         scored: Iterable[tuple[Tensor, ...]] = (
-            self._score_piece(states[piece[0] : piece[-1] + 1], ids[piece], wanted)
+            self._score_piece(slot, states[piece[0] : piece[-1] + 1], ids[piece], wanted)
             for piece in pieces
         )
         if is_narrow:  # few values, so one copy takes all pieces
@@ -109,10 +109,10 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
         return [self._backend.fetch(*each) for each in scored]
 
     def _score_piece(
-        self, states: Tensor, ids: np.ndarray, num_top: int | None
+        self, slot: int, states: Tensor, ids: np.ndarray, num_top: int | None
     ) -> tuple[Tensor, ...]:
         """Returns values, top ids and ranks; rows of non-finite logits have NaN values."""
-        logits = self._model.logits(states)
+        logits = self._model.logits_of(np.full(len(ids), slot), states)
         tokens = self._backend.upload(ids.astype(np.int64))
         found = self._backend.sampler.logprobs(logits, tokens, num_top)
         is_finite = logits.sum(-1, keepdim=True).isfinite()

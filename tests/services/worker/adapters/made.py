@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.harness.engines import make_engine
 from services.worker.adapters.addition import Adapters
-from services.worker.adapters.sites import LoadedAdapter, LowRank, layer_shapes
+from services.worker.adapters.sites import LoadedAdapter, LowRank, Site, layer_shapes
 from shared.model_folder import weight_files
 from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import ALL_TOKENS, Admit, SamplingParams
@@ -36,7 +36,8 @@ def make_adapter(
     layers = {}
     for name, (outputs, inputs) in shapes.items():
         a = torch.randn(rank, inputs, generator=generator) * strength / rank**0.5
-        b = torch.randn(outputs, rank, generator=generator) / inputs**0.5
+        size = 1.0 if name.endswith("embed_tokens") else inputs**-0.5  # tables look up inputs
+        b = torch.randn(outputs, rank, generator=generator) * size
         if keeps(name):
             layers[name] = LowRank(a.to(dtype), b.to(dtype))
     return LoadedAdapter(digest, rank, 0, layers)
@@ -57,8 +58,11 @@ def engine_with(
     return engine
 
 
-def shapes_of(folder: Path) -> dict[str, tuple[int, int]]:
-    return layer_shapes(adapters_of(engine_with(folder, "torch")).sites)
+def shapes_of(
+    folder: Path, keeps: Callable[[Site], bool] = lambda site: site.is_common
+) -> dict[str, tuple[int, int]]:
+    sites = adapters_of(engine_with(folder, "torch")).sites
+    return layer_shapes([site for site in sites if keeps(site)])
 
 
 def merge(folder: Path, target: Path, adapter: LoadedAdapter) -> Path:

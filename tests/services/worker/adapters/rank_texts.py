@@ -20,8 +20,15 @@ from tests.services.worker.ranks.rank_processes import Texts
 def adapted_texts(engine: Any, num_steps: int) -> Texts:
     adapters = adapters_of(engine)
     shapes = layer_shapes(adapters.sites)
-    for digest, rank in zip(DIGESTS, (4, 16), strict=False):
-        adapters.table.add(make_adapter(shapes, digest, rank))
+    for digest, rank, is_joined in zip(DIGESTS, (4, 16), (False, True), strict=False):
+        # An expert's gates and ups are one layer or two.
+        left_out = ("gate_proj", "up_proj") if is_joined else ("gate_up_proj",)
+        own = {
+            name: each
+            for name, each in shapes.items()
+            if ".experts." not in name or not name.endswith(tuple(f".{one}" for one in left_out))
+        }
+        adapters.table.add(make_adapter(own, digest, rank))
     digests = [DIGESTS[0], "", DIGESTS[1]]
     params = replace(PARAMS, max_tokens=6)
     options: dict[str, Any] = {"chunk_sizes": (5, 11), "num_steps": num_steps}

@@ -144,7 +144,7 @@ async def test_an_unforeseen_error_refuses_one_adapter(
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("services.worker.adapters.store.read_adapter", fail)
+    monkeypatch.setattr("services.worker.adapters.store.AdapterFolder", fail)
     worker.order(LoadAdapter("l1", "c", "a"))
     rows = await worker.reported(lambda rows: rows[-1].load == "l1")
     assert rows[-1].problem == "it cannot be loaded; the worker's log has the reason"

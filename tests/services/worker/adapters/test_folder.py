@@ -7,18 +7,21 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from services.worker.adapters.folder import read_adapter
-from services.worker.adapters.sites import LoadedAdapter, LowRank
+from services.worker.adapters.folder import AdapterFolder
+from services.worker.adapters.sites import Layers, LoadedAdapter, LowRank
+from services.worker.weights.checkpoint import open_checkpoint
 from shared.errors import ConfigError
 from tests.services.worker.adapters.adapter_folders import random_layers, write_adapter
 
 QUERY, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 SHAPES = {QUERY: (32, 16), DOWN: (16, 48)}
+LAYERS = Layers(SHAPES)
 
 
 def read(folder: Path, dtype: torch.dtype = torch.float32, name: str = "sql") -> LoadedAdapter:
-    return read_adapter(name, folder, SHAPES, dtype, max_rank=16)
+    return AdapterFolder(name, folder, LAYERS, max_rank=16).read(dtype)
 
 
 def write(folder: Path, rank: int = 4, seed: int = 0, **options: Any) -> Path:
@@ -99,7 +102,6 @@ def test_the_digest(tmp_path: Path) -> None:
         ({"bias": "all"}, "bias all"),
         ({"use_dora": True}, "use_dora: not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"target_parameters": ["experts"]}, "target_parameters"),
         ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights pissa_niter_4"),
         ({"lora_alpha": "many"}, "lora_alpha"),
         ({"lora_alpha": 1e300}, "not finite"),
@@ -150,7 +152,7 @@ def test_bad_files(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no good safetensors file"):
             read(tmp_path)
     os.truncate(weights, 1 << 30)
-    with pytest.raises(ConfigError, match="has 1073741824 bytes; with max-lora-rank"):
+    with pytest.raises(ConfigError, match="safetensors file: its tensors are not all of it"):
         read(tmp_path)
     weights.rename(tmp_path / "adapter_model.bin")
     with pytest.raises(ConfigError, match=r"adapter_model.bin is not read, since it may run code"):
@@ -165,3 +167,123 @@ def test_bad_configs(tmp_path: Path, text: str) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"a": "b" * (1 << 20)}))
     with pytest.raises(ConfigError, match="the limit is 1048576"):
         read(tmp_path)
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+TABLE, HEAD, VOCAB = "model.embed_tokens", "lm_head", 48
+OF_EXPERTS = {
+    **{f"{EXPERTS}.{number}.gate_proj": (24, 16) for number in range(3)},
+    **{f"{EXPERTS}.{number}.gate_up_proj": (48, 16) for number in range(3)},
+    **{f"{EXPERTS}.{number}.down_proj": (16, 24) for number in range(3)},
+}
+RARE = Layers(
+    {**OF_EXPERTS, QUERY: (32, 16), TABLE: (16, VOCAB), HEAD: (VOCAB, 16)},
+    {EXPERTS: {
+        each: [f"{EXPERTS}.{number}.{each}" for number in range(3)]
+        for each in ("gate_up_proj", "down_proj")
+    }},
+    frozenset({TABLE}),
+)  # fmt: skip
+
+
+def rare_tensors() -> dict[str, torch.Tensor]:
+    """Of rank 2, all that such a file may have."""
+    generator = torch.Generator().manual_seed(1)
+    shapes = {
+        f"{EXPERTS}.base_layer.lora_A.weight": (6, 16),
+        f"{EXPERTS}.base_layer.lora_B.weight": (48, 6),
+        f"{EXPERTS}.lora_A.weight": (6, 24),
+        f"{EXPERTS}.lora_B.weight": (16, 6),
+        f"{TABLE}.lora_embedding_A": (2, VOCAB),
+        f"{TABLE}.lora_embedding_B": (16, 2),
+        f"{TABLE}.base_layer.weight": (VOCAB, 16),
+        f"{HEAD}.lora_A.weight": (2, 16),
+        f"{HEAD}.lora_B.weight": (VOCAB, 2),
+        f"{HEAD}.base_layer.weight": (VOCAB, 16),
+    }
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def read_rare(folder: Path, tensors: dict[str, torch.Tensor], **config: Any) -> LoadedAdapter:
+    named = {f"base_model.model.{name}": each for name, each in tensors.items()}
+    write_adapter(folder, {}, more_tensors=named, **({"r": 2, "lora_alpha": 2} | config))
+    return AdapterFolder("sql", folder, RARE, max_rank=16).read(torch.float32)
+
+
+def test_experts_in_one_tensor(tmp_path: Path) -> None:
+    """Of all experts, ranks are side by side in A, and experts in B."""
+    tensors = rare_tensors()
+    found = read_rare(tmp_path, tensors).layers
+    assert {*found} == {*RARE.shapes} - {QUERY, *(f"{EXPERTS}.{i}.gate_proj" for i in range(3))}
+    for number in range(3):
+        for part, base in (("gate_up_proj", ".base_layer"), ("down_proj", "")):
+            a, b = found[f"{EXPERTS}.{number}.{part}"]
+            of_a, of_b = (tensors[f"{EXPERTS}{base}.lora_{each}.weight"] for each in "AB")
+            assert torch.equal(a, of_a[2 * number : 2 * number + 2])
+            assert torch.equal(b, of_b[:, number::3])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        (f"{EXPERTS}.lora_A.weight", None, f"layer {EXPERTS} has no lora_A"),
+        (f"{EXPERTS}.base_layer.lora_B.weight", None, f"layer {EXPERTS}.base_layer has no lora_B"),
+        (f"{TABLE}.lora_embedding_B", None, f"layer {TABLE} has no lora_B"),
+        (f"{EXPERTS}.lora_A.weight", (4, 24), rf"tensors {EXPERTS}.lora_A.weight and .* \[4, 24\]"),
+        (f"{EXPERTS}.lora_B.weight", (16, 8), r"expected \[6, 16\] and \[48, 6\] for gate_up_proj"),
+        (
+            f"{TABLE}.lora_embedding_A",
+            (2, 47),
+            r"lora_embedding_A is \[2, 47\], expected \[2, 48\]",
+        ),
+        (f"{HEAD}.lora_B.weight", (50, 2), r"lm_head.lora_B.weight is \[50, 2\], expected \[48, 2"),
+        (f"{HEAD}.base_layer.weight", (50, 16), r"lm_head.base_layer.weight \[50, 16\] is no copy"),
+        (f"{QUERY}.base_layer.weight", (32, 16), f"{QUERY}.base_layer.weight .* is no copy"),
+        (f"{EXPERTS}.3.down_proj.lora_A.weight", (2, 24), "layer .*3.down_proj has no lora_B"),
+        (f"{EXPERTS}.base_layer.base_layer.lora_A.weight", (6, 1), "base_layer has no lora_B"),
+        (f"{TABLE}.token_adapter.trainable_tokens_delta", (2, 16), "tokens_delta is not supported"),
+        (f"{HEAD}.lora_A.bias", (2,), f"tensor base_model.model.{HEAD}.lora_A.bias is not"),
+        (f"{HEAD}.lora_embedding_A", (2, 16), "are both A or both B of a layer"),
+    ],
+)
+def test_bad_tensors_of_experts_and_ends(
+    tmp_path: Path, name: str, shape: tuple[int, ...] | None, reason: str
+) -> None:
+    tensors = rare_tensors()
+    if shape is None:
+        del tensors[name]
+    else:
+        tensors[name] = torch.ones(shape)
+    with pytest.raises(ConfigError, match=reason):
+        read_rare(tmp_path, tensors)
+
+
+def test_experts_twice(tmp_path: Path) -> None:
+    for part, (outputs, inputs) in {"gate_proj": (24, 16), "down_proj": (16, 24)}.items():
+        more = {
+            f"{EXPERTS}.1.{part}.lora_A.weight": torch.ones(2, inputs),
+            f"{EXPERTS}.1.{part}.lora_B.weight": torch.ones(outputs, 2),
+        }
+        with pytest.raises(ConfigError, match="change the same experts"):
+            read_rare(tmp_path, rare_tensors() | more)
+
+
+def test_tied_ends_have_both(tmp_path: Path) -> None:
+    tensors = {name: each for name, each in rare_tensors().items() if HEAD not in name}
+    read_rare(tmp_path, tensors)
+    with pytest.raises(
+        ConfigError, match="ensure_weight_tying: the file has no tensors of lm_head"
+    ):
+        read_rare(tmp_path, tensors, ensure_weight_tying=True)
+    read_rare(tmp_path, rare_tensors(), ensure_weight_tying=True)
+
+
+def test_a_trained_copy_of_the_base(tmp_path: Path) -> None:
+    tensors = rare_tensors()
+    read_rare(tmp_path, tensors)
+    save_file({f"{TABLE}.weight": tensors[f"{TABLE}.base_layer.weight"]}, tmp_path / "base")
+    adapter = AdapterFolder("sql", tmp_path, RARE, max_rank=16)
+    find = open_checkpoint([tmp_path / "base"]).find
+    with pytest.raises(ConfigError, match=r"lm_head.base_layer.weight is no copy of the base's"):
+        adapter.read(torch.float32, lambda name: find(f"{TABLE}.weight"))
+    adapter.read(torch.float32, find)

@@ -9,7 +9,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from services.worker.adapters.folder import read_adapter
+from services.worker.adapters.folder import AdapterFolder
+from services.worker.adapters.sites import Layers
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -54,7 +55,7 @@ def test_merged_weights(tmp_path: Path, options: dict[str, Any]) -> None:
         for name, layer in base.named_modules()
         if isinstance(layer, torch.nn.Linear) and name != "lm_head"
     }
-    found = read_adapter("sql", tmp_path, layers, torch.float32, max_rank=8)
+    found = AdapterFolder("sql", tmp_path, Layers(layers), max_rank=8).read(torch.float32)
     assert found.layers
     for name in layers:
         weight = base.get_submodule(name).weight

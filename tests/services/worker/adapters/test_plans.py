@@ -31,8 +31,8 @@ OF_PROMPTS = [("", *DIGESTS[:3])[number % 4] for number in range(NUM)]
 
 @cache
 def made() -> list[LoadedAdapter]:
-    shapes = shapes_of(EMBEDDED_MODEL)
-    return [make_adapter(shapes, digest, 16, strength=0.05) for digest in DIGESTS[:3]]
+    shapes = shapes_of(EMBEDDED_MODEL, lambda site: True)  # the embedding and the head too
+    return [make_adapter(shapes, digest, 16, strength=0.03) for digest in DIGESTS[:3]]
 
 
 @cache

@@ -18,12 +18,20 @@ FAMILIES = {
     "factors": CASES["granite"],
     "latents": CASES["deepseek v3, yarn"],
     "states and gates": HYBRIDS["qwen3.5"],
+    "shares of experts": CASES["qwen3 moe"],
+    "whole experts": CASES["qwen2 moe"],
+    "gates and ups in turn": CASES["gpt-oss"],
 }
+WHOLE = ("whole experts",)
+SIZES = {"intermediate_size": 128, "shared_expert_intermediate_size": 64}
 SETTINGS = {"enable_lora": True, "max_cpu_loras": 1}
 TOLERANCE = 5e-5  # of logprobs, in float32
 
 
-FEW = [("latents", "native"), ("biases", "torch")]
+FEW = [
+    *(("latents", "native"), ("biases", "torch")),
+    *(("shares of experts", "native"), ("whole experts", "torch")),
+]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +53,9 @@ def test_two_ranks_have_the_texts_of_one_process(
         family, changes = FAMILIES[name]
         folder = tmp_path / str(number)
         folder.mkdir()
-        save_model(folder, family, **(changes | {"intermediate_size": 128}))
-        cases[f"{name}, {kernels}"] = Case(folder, kernels, SETTINGS, texts=adapted_texts)
+        save_model(folder, family, **(changes | SIZES))
+        settings = SETTINGS | {"enable_expert_parallel": name in WHOLE}
+        cases[f"{name}, {kernels}"] = Case(folder, kernels, settings, texts=adapted_texts)
     with texts_of_ranks(cases, 2, tmp_path) as found:
         pass
     for name, case in cases.items():

@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from services.worker.adapters.sites import LoadedAdapter
+from services.worker.adapters.memory import AdapterMemory
+from services.worker.adapters.sites import LoadedAdapter, Part, Site, layers_of
 from services.worker.adapters.store import AdapterStore
+from services.worker.layers.linear import Linear
+from services.worker.layers.parallel import as_shard
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import LoadAdapter
 from tests.services.worker.adapters.adapter_folders import random_layers, write_adapter
 
-SHAPES = {"model.layers.0.self_attn.q_proj": (32, 16)}
+QUERY = "model.layers.0.self_attn.q_proj"
+SHAPES = {QUERY: (32, 16)}
+SITES = [Site(Linear(16, {"q_proj": 32}), {QUERY: Part(0, as_shard(32), as_shard(16))})]
 
 
 class Loaded:
@@ -23,7 +28,11 @@ class Loaded:
     def __init__(self, **settings: Any) -> None:
         self.adapters: list[LoadedAdapter] = []
         config = WorkerConfig(**settings)
-        self.store = AdapterStore(config, SHAPES, torch.float32, self.adapters.append)
+        layers, dtype = layers_of(SITES), torch.float32
+        memory = AdapterMemory(config, SITES, layers, dtype)
+        self.store = AdapterStore(
+            config, layers, dtype, memory, self.adapters.append, lambda name: None
+        )
         self.store.fill()
 
     def load(self, name: str, path: str | None = None, load: str = "1", **options: Any) -> str:
@@ -132,7 +141,7 @@ def test_the_memory_of_adapters(tmp_path: Path) -> None:
     assert found.names == ["a", "b"]
     assert found.load("c") == (
         "max-cpu-loras: 2 of rank 4 are 1536 bytes of memory, 1536 of which are taken, and this"
-        " adapter has 768; unload another one"
+        " adapter needs 768; raise it, or unload another one"
     )
     found.store.forget(found.store.rows[0])
     assert found.load("c", load="2") == ""

@@ -46,6 +46,9 @@ class Noted:
     def lay_out(self, layout: Layout | None) -> None:
         return
 
+    def lay_out_logits(self, layout: Layout | None) -> None:
+        return
+
 
 class World:
     """A table, and slots as an engine keeps them."""
