@@ -19,7 +19,10 @@ from tests.services.worker.ranks.rank_processes import Case, Texts, texts_of_ran
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
 WHOLE = {"enable_expert_parallel": True}
 ERNIE = "ernie4.5-vl"
-TILES: dict[str, Any] = {"moe_intermediate_size": [64, 32]}  # halves are whole tiles of native code
+CHANGES: dict[str, dict[str, Any]] = {
+    ERNIE: {"moe_intermediate_size": [64, 32]},  # halves are whole tiles of native code
+    "qwen3.5": {"num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
+}
 
 
 def texts_with_pictures(
@@ -44,7 +47,7 @@ def saved(folder: Path, family: str) -> Path:
     if family == "gemma3":
         save_gemma3(folder)
     else:
-        save_checkpoint(folder, family=family, **(TILES if family == ERNIE else {}))
+        save_checkpoint(folder, family=family, **CHANGES.get(family, {}))
     return folder
 
 
