@@ -13,17 +13,19 @@ from msgspec import structs
 
 from services.worker.backends.operators import Operators
 from services.worker.machine.hardware import choose_dtype, why_out_of_memory
-from services.worker.media.deep_features import take_embeddings
+from services.worker.media.deep_features import check_first_stage, take_embeddings
 from services.worker.media.device_tokens import DeviceTokens, MediaOps
 from services.worker.media.encoder import Encoder, RemoteEncoder
 from services.worker.media.rotations import Rotations, axes_of
 from services.worker.media.table import MediaTable
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.models.registry import read_model_config
 from services.worker.startup.loaded_model import batched_tokens
 from shared.errors import ConfigError
 from shared.media.families import family_name, read_family
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.model_location import locate_model
 from shared.pooling import read_pooling
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
@@ -40,7 +42,12 @@ SHARED = 2  # copies of a step's features while ranks share them
 
 
 def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool) -> None:
-    """Where images are not supported, texts are computed all the same."""
+    """Raises ConfigError for too many stages. Where images are not supported otherwise, texts are
+    computed all the same."""
+    folder, num_stages = locate_model(settings.model).folder, settings.pipeline_parallel_size
+    if num_stages > 1 and is_ours and not pools and (family := read_family(folder)) is not None:
+        num_layers = read_model_config(folder).num_hidden_layers
+        check_first_stage(num_stages, num_layers, family.num_embeddings)
 
 
 def make(
