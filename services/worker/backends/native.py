@@ -85,16 +85,15 @@ class _Recordings:
     def __init__(self, model: DecoderLM, make: MakeRecorder) -> None:
         names = {module: name for name, module in model.named_modules()}
         size = model.config.hidden_size
-        if model.parallel.stage.is_first:
-            self.trunk = record(names, [1], model.forward, make=make)
-        else:
-            self.trunk = record(names, [size], model.forward, takes_over=True, make=make)
+        is_later = not model.parallel.stage.is_first
+        sizes = [size if is_later else 1]
+        self.trunk = record(names, sizes, model.forward, takes_over=is_later, make=make)
         self.logits = record(names, [size], model.logits)
         self.parts: list[Recording] = []  # of the trunk: layers, and on the first stage embeddings
         if num := model.num_embeddings:
             run, sizes = model.from_embeddings, [size, *model.more_sizes] * num
-            self.parts.append(record(names, sizes, run, takes_over=True, make=make))
-            if model.parallel.stage.is_first:
+            self.parts = [record(names, sizes, run, takes_over=True, make=make)]
+            if not is_later:
                 self.parts.append(record(names, [1], model.embed))
         self.head = _HeadRecordings(names, size, model) if model.mtp_head else None
         self._check_uses(names)
