@@ -140,7 +140,7 @@ class Media:
             return {"images: features in a step": of_step}
         sizes, num_patches = self._sizes, self._most_patches
         num_features = self._most_tokens * self.family.num_embeddings
-        largest = num_features * self._hidden_size * self._dtype.itemsize
+        largest = num_features * sizes.hidden_size * self._dtype.itemsize
         return {
             "images: weights of the tower": sizes.weights,
             "images: features, kept and in a step": CACHE_BYTES + largest + of_step,

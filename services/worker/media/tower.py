@@ -89,13 +89,15 @@ def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
 
 class Sizes:
     """The bytes of a tower's ``weights``, ``of_patch`` those that it computes for a patch, and
-    ``of_pair`` those for a pair of patches."""
+    ``of_pair`` those for a pair of patches. A feature has ``hidden_size`` numbers for each of its
+    embeddings."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         with torch.device("meta"):
             model = _made_up(folder, dtype)
         config = model.config
         states, inner = config.vision_config.hidden_size, config.vision_config.intermediate_size
+        self.hidden_size = config.get_text_config().hidden_size
         self.weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
         widest = STATES * states + max(ATTENTION * states, GATES * inner)
         preprocessor = read_preprocessor(folder)
