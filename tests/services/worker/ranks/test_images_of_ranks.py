@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.harness.engines import make_engine
 from services.worker.media.encoder import ENCODED_TOKENS
 from tests.media.checkpoints import save_checkpoint
+from tests.media.families import ROTATIONS
 from tests.media.gemma3_checkpoints import gemma3_reference, save_gemma3
 from tests.media.references import Clip, Reference, reference
 from tests.media.videos import scene
@@ -104,3 +106,35 @@ def test_ranks_of_each_family_in_chunks(tmp_path: Path, family: str, num_hosts: 
     with texts_of_ranks(cases, 2, tmp_path, num_hosts) as found:
         pass
     assert_texts_of_transformers(found, dict.fromkeys(cases, chats))
+
+
+@pytest.mark.slow
+def test_four_ranks_of_quantized_experts_have_the_texts_of_one_process(tmp_path: Path) -> None:
+    """A hundred images in one prompt, as a deployment with weights in four bits has them."""
+    rotations = ROTATIONS | {"mrope_section": [6, 6, 4]}
+    sizes: dict[str, Any] = {
+        "intermediate_size": 128,
+        "moe_intermediate_size": [128, 128],
+        "head_dim": 32,
+        "rope_parameters": rotations,
+    }
+    save_checkpoint(tmp_path / "model", family=ERNIE, **sizes)
+    oracle = reference(tmp_path / "model")
+    pictures = [oracle.picture(seed, 2, 2) for seed in range(100)]
+    chats = [*chats_of(oracle), chat(oracle, *pictures, "Which is the brightest?")]
+    limits = LIMITS | {"max_model_len": 1024, "max_num_batched_tokens": 384}
+    texts = partial(texts_with_pictures, chats, [384])
+    case = partial(Case, tmp_path / "model", "native", texts=texts)
+    cases = {
+        "wint4, parts": case(limits | {"quantization": "wint4"}),
+        "wint4, whole": case(limits | {"quantization": "wint4"} | WHOLE),
+        "wint8, whole": case(limits | {"quantization": "wint8"} | WHOLE),
+    }
+    with texts_of_ranks(cases, 4, tmp_path) as found:
+        pass
+    for name, each in cases.items():
+        alone = make_engine(
+            each.folder, "native", **each.settings | {"enable_expert_parallel": False}
+        )
+        expected = texts_of(alone, chats, chunk_sizes=[384])
+        assert [texts.ids for texts in found[name]] == [expected] * 4, name
