@@ -331,7 +331,7 @@ class WorkerService:
                 taken.wait(TAKE_S)
 
         output.add_done_callback(deliver)
-        self._ranks.send(plan, ids, *pixels)
+        self._ranks.send(plan, ids)  # the first rank alone encodes images
         self._step_thread.submit(self._engine.submit, plan, ids, output, pixels)
         self._log.note(plan)
 

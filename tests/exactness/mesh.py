@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,6 +22,7 @@ from services.worker.engine.protocol import StepOutput
 from services.worker.media.addition import Media
 from shared.wire.messages import Capacity, Grant, RunKind, SamplingParams, StepPlan, TokenRun
 from shared.wire.token_arrays import Layout, TokenArrays
+from tests.exactness.processes import SharedEngine
 
 PIPELINE_DEPTH = 2
 NUM_STEPS = 2  # of a plan that only decodes, if the engine takes several
@@ -153,10 +154,7 @@ class Reader:
             output.finish = row.finish or f"error: {row.error}"
 
 
-class Encoded(NamedTuple):
-    request: str
-    attempt: int
-    num_ids: int
+Encoded = tuple[str, int, int]  # request, attempt, and the number of ids
 
 
 class Encodings:
@@ -164,16 +162,18 @@ class Encodings:
     depend on no clock."""
 
     def __init__(self, engine: Engine) -> None:
-        self._found: SimpleQueue[Encoded] = SimpleQueue()
+        self._found: Any = SimpleQueue()
+        if isinstance(engine, SharedEngine):
+            self._found = engine.encoded
         for each in engine.additions:
             if isinstance(each, Media):
-                each.encoder.on_encoded = lambda *about: self._found.put(Encoded(*about))
+                each.encoder.on_encoded = lambda *about: self._found.put(about)
 
     def of(self, plan: StepPlan) -> list[Encoded]:
         """Waits until the images of admitted sequences are encoded."""
         rows = [row for row in plan.admit if row.items and row.items[-1].end > row.num_cached]
-        missing = {Encoded(row.request, row.attempt, row.prompt_len) for row in rows}
-        found = []
+        missing = {(row.request, row.attempt, row.prompt_len) for row in rows}
+        found: list[Encoded] = []
         while missing:
             found.append(self._found.get(timeout=ENCODE_S))
             missing.discard(found[-1])

@@ -14,6 +14,7 @@ import torch
 from benchmarks.harness.engines import KERNELS
 from services.worker.engine.build import build_engine
 from services.worker.engine.protocol import StepOutput
+from services.worker.media.addition import Media
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity, StepPlan
@@ -52,6 +53,7 @@ class SharedEngine:
             "mesh_dir": directory,
         }
         self._results = ThreadPoolExecutor(1)
+        self.encoded: Any = _context.Queue()  # reports of the first one's encoder
         self._pipes: list[Connection] = []
         self._processes = [self._start(given, rank) for rank in range(SIZE)]
         answer = self._pipes[0].recv()
@@ -62,7 +64,8 @@ class SharedEngine:
 
     def _start(self, given: dict[str, Any], rank: int) -> Any:
         ours, theirs = _context.Pipe()
-        process = _context.Process(target=_run, args=(given, rank, theirs), daemon=True)
+        reports = None if rank else self.encoded
+        process = _context.Process(target=_run, args=(given, rank, theirs, reports), daemon=True)
         process.start()
         theirs.close()  # so that the end of the process ends the pipe
         self._pipes.append(ours)
@@ -71,12 +74,13 @@ class SharedEngine:
     def submit(
         self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput], pixels: list[np.ndarray]
     ) -> None:
-        assert not pixels
-        self._send((plan, ids))
+        for rank, pipe in enumerate(self._pipes):
+            pipe.send((plan, ids, [] if rank else pixels))
         self._results.submit(self._receive, output)
 
     def reset(self) -> None:
-        self._send(None)
+        for pipe in self._pipes:
+            pipe.send(None)
 
     def kill(self) -> None:
         for process in self._processes:
@@ -85,10 +89,6 @@ class SharedEngine:
             process.join()
         self._results.shutdown()
 
-    def _send(self, message: tuple[StepPlan, np.ndarray] | None) -> None:
-        for pipe in self._pipes:
-            pipe.send(message)
-
     def _receive(self, output: Future[StepOutput]) -> None:
         try:
             output.set_result(self._pipes[0].recv())
@@ -96,13 +96,16 @@ class SharedEngine:
             output.set_exception(error)
 
 
-def _run(given: dict[str, Any], rank: int, pipe: Connection) -> None:
+def _run(given: dict[str, Any], rank: int, pipe: Connection, encoded: Any) -> None:
     torch.set_num_threads(1)
     try:
         engine = build_engine(WorkerConfig(**given, rank=rank), lambda text, fraction: None)
     except ConfigError as error:
         pipe.send(error)
         return
+    for each in engine.additions:
+        if isinstance(each, Media) and rank == 0:
+            each.encoder.on_encoded = lambda *about: encoded.put(about)
     pipe.send(engine.capacity)
     while True:
         message = pipe.recv()
@@ -112,5 +115,5 @@ def _run(given: dict[str, Any], rank: int, pipe: Connection) -> None:
         output: Future[StepOutput] = Future()
         if rank == 0:
             output.add_done_callback(lambda done: pipe.send(done.result()))
-        plan, ids = message
-        engine.submit(plan, ids, output)
+        plan, ids, pixels = message
+        engine.submit(plan, ids, output, pixels)

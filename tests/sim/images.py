@@ -115,7 +115,8 @@ class SimulatedMedia(Media):
         self.family = FAMILY
         self.encoder = _Encoder()
         nothing: Any = None
-        self.table = MediaTable(FAMILY, nothing, self.encoder, nothing, nothing, MOST_SLOTS)
+        parts = FAMILY, nothing, self.encoder, nothing, nothing
+        self.table = MediaTable(*parts, num_slots=MOST_SLOTS)
 
     def seen(self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> np.ndarray:
         """``ids`` of the plan; in place of placeholders they are negative, as no token is."""

@@ -64,12 +64,12 @@ class NativeLM(CausalLM):
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        if self._parts and input_ids.is_floating_point():
-            return _run(self._parts[1], parts_of(input_ids, self._more_sizes), positions)
+        if self._parts and input_ids.ndim > 2:
+            return _run(self._parts[0], parts_of(input_ids, self._more_sizes), positions)
         return _run(self.trunk, [input_ids], positions)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        return self._parts[0].run([input_ids])
+        return self._parts[1].run([input_ids])
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._logits.run([hidden[:, : self._size].contiguous()])
@@ -85,16 +85,16 @@ class _Recordings:
     def __init__(self, model: DecoderLM, make: MakeRecorder) -> None:
         names = {module: name for name, module in model.named_modules()}
         size = model.config.hidden_size
-        if model.parallel.stage.is_first:
-            self.trunk = record(names, [1], model.forward, make=make)
-        else:
-            self.trunk = record(names, [size], model.forward, takes_over=True, make=make)
+        is_later = not model.parallel.stage.is_first
+        sizes = [size if is_later else 1]
+        self.trunk = record(names, sizes, model.forward, takes_over=is_later, make=make)
         self.logits = record(names, [size], model.logits, make=make)
-        self.parts: list[Recording] = []  # of the trunk: embeddings, layers
+        self.parts: list[Recording] = []  # of the trunk: layers, and on the first stage embeddings
         if num := model.num_embeddings:
             run, sizes = model.from_embeddings, [size, *model.more_sizes] * num
-            of_layers = record(names, sizes, run, takes_over=True, make=make)
-            self.parts = [record(names, [1], model.embed, make=make), of_layers]
+            self.parts = [record(names, sizes, run, takes_over=True, make=make)]
+            if not is_later:
+                self.parts.append(record(names, [1], model.embed, make=make))
         self.head = _HeadRecordings(names, size, model) if model.mtp_head else None
         self._check_uses(names)
 

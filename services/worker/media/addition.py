@@ -13,17 +13,20 @@ from msgspec import structs
 
 from services.worker.backends.operators import Operators
 from services.worker.machine.hardware import choose_dtype, why_out_of_memory
-from services.worker.media.deep_features import take_embeddings
+from services.worker.media.deep_features import check_first_stage, take_embeddings
 from services.worker.media.device_tokens import DeviceTokens, MediaOps
-from services.worker.media.encoder import Encoder
+from services.worker.media.encoder import Encoder, RemoteEncoder
 from services.worker.media.rotations import Rotations, axes_of
 from services.worker.media.table import MediaTable
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.models.registry import read_model_config
 from services.worker.startup.loaded_model import batched_tokens
 from shared.errors import ConfigError
 from shared.media.families import family_name, read_family
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.model_location import locate_model
+from shared.pooling import read_pooling
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS, Capacity
@@ -35,10 +38,16 @@ log = logging.getLogger(__name__)
 
 CACHE_BYTES = 256 << 20
 COPIES = 3  # of inputs that are looked up besides embeddings, in a step with features
+SHARED = 2  # copies of a step's features while ranks share them
 
 
 def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool) -> None:
-    """Where images are not supported, texts are computed all the same."""
+    """Raises ConfigError for too many stages. Where images are not supported otherwise, texts are
+    computed all the same."""
+    folder, num_stages = locate_model(settings.model).folder, settings.pipeline_parallel_size
+    if num_stages > 1 and is_ours and not pools and (family := read_family(folder)) is not None:
+        num_layers = read_model_config(folder).num_hidden_layers
+        check_first_stage(num_stages, num_layers, family.num_embeddings)
 
 
 def make(
@@ -50,18 +59,12 @@ def make(
     if family is None:
         log.info("images: not computed: %s has no %s", folder, PREPROCESSOR_FILE)
         return None
-    if why := _why_not(settings, model):
-        log.info("images: not computed: %s", why)
+    if read_pooling(folder, settings.runner, settings.pooler_config) is not None:
+        log.info("images: not computed: the model pools")
         return None
     if problem := _step_problem(settings, family, model):
         raise ConfigError(problem)
     return Media(settings, folder, family, model, dtype)
-
-
-def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
-    if (num := settings.pipeline_parallel_size) > 1:
-        return f"they are not with pipeline-parallel-size {num}"
-    return "the model pools" if model.lm_head is None else ""
 
 
 def _step_problem(settings: WorkerConfig, family: Family, model: DecoderLM) -> str:
@@ -86,7 +89,8 @@ def _kind_of(model: DecoderLM) -> str:
 
 
 class Media:
-    """The images of ``model``: a tower, features, and rotations at positions with several axes."""
+    """The images of ``model``: a tower, features, and rotations at positions with several axes. The
+    first rank has the tower, and gives the features of a step to the ranks that share layers."""
 
     encoder: Encoder
 
@@ -101,6 +105,8 @@ class Media:
         self.family = family
         self._settings, self._folder, self._dtype = settings, folder, dtype
         config, rotary = model.config, model.model.rotary
+        self._hidden_size, self._parallel = config.hidden_size, model.parallel
+        self._is_first = model.parallel.rank == 0 and model.parallel.stage.is_first
         self._device = rotary.table.device
         kind = _kind_of(model)
         if kind == "cpu":  # torch's products in a dtype that the CPU has not are slow
@@ -127,15 +133,14 @@ class Media:
         return structs.replace(capacity, media=("image",), more_media=more)
 
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
-        """For the largest image that fits ``max-model-len``, and for the features of a step, except
-        the embeddings of its tokens."""
-        sizes, num = self._sizes, self.family.num_embeddings
-        num_patches = self._most_patches
-        num_features = self._most_tokens * num
+        """On the first rank for the largest image that fits ``max-model-len``, and on all for the
+        features of a step, except the embeddings of its tokens."""
+        of_step = self._step_bytes(num_tokens)
+        if not self._is_first:
+            return {"images: features in a step": of_step}
+        sizes, num_patches = self._sizes, self._most_patches
+        num_features = self._most_tokens * self.family.num_embeddings
         largest = num_features * sizes.hidden_size * self._dtype.itemsize
-        num_inputs = num - 1 + bool(self.family.image_ids)
-        numbers = num_inputs * sizes.hidden_size + COPIES * self._num_more
-        of_step = numbers * num_tokens * torch.float32.itemsize
         return {
             "images: weights of the tower": sizes.weights,
             "images: features, kept and in a step": CACHE_BYTES + largest + of_step,
@@ -143,12 +148,25 @@ class Media:
             * (sizes.of_patch + num_patches * sizes.of_pair),
         }
 
+    def _step_bytes(self, num_tokens: int) -> int:
+        num, num_marks = self.family.num_embeddings, bool(self.family.image_ids)
+        num_inputs = num - 1 + num_marks if self._parallel.stage.is_first else num_marks
+        if self._parallel.size > 1:
+            num_inputs += SHARED * num
+        numbers = num_inputs * self._hidden_size + COPIES * self._num_more
+        return numbers * num_tokens * torch.float32.itemsize
+
     def begin(self, model: CausalLM, is_open: np.ndarray, *_: object) -> MediaTable:
         """Raises ConfigError."""
-        num_threads = self._settings.num_threads or max(1, num_cores() - 1)
-        self.encoder = Encoder(self._tower().features, CACHE_BYTES, num_threads)
-        common = self.family, self._rotations, self.encoder, model.embed
-        return MediaTable(*common, self._tokens, len(is_open))
+        encoder: Encoder | RemoteEncoder
+        if self._is_first:
+            num_threads = self._settings.num_threads or max(1, num_cores() - 1)
+            encoder = self.encoder = Encoder(self._tower().features, CACHE_BYTES, num_threads)
+        else:
+            size = self.family.num_embeddings * self._hidden_size
+            encoder = RemoteEncoder(size, self._device)
+        common = self.family, self._rotations, encoder, model.embed, self._tokens
+        return MediaTable(*common, num_slots=len(is_open), parallel=self._parallel)
 
     def _tower(self) -> "Tower":
         """On a GPU it encodes the largest square, so that it has the memory from the start on.

@@ -106,8 +106,6 @@ class DeviceTokens:
             is_feature[places + start] = True
             found = by_embedding(part, len(self._features)).to(self._features.dtype)
             self._features[:, upload(places + start, self._device)] = found
-            if part.is_cuda:  # made on the tower's stream
-                part.record_stream(torch.cuda.current_stream(part.device))
         self._is_feature.copy_(upload(is_feature[:, None], self._device))
 
     def with_ends(self, attention: DeviceAttention) -> DeviceAttention:

@@ -166,6 +166,23 @@ class Encoder:
             self.on_encoded(job.request, job.attempt, num_ids)
 
 
+class RemoteEncoder:
+    """The first rank's encoder on another rank: features are zeros until it shares its own."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._zeros = torch.zeros(1, size, device=device)
+
+    def add(self, job: Job) -> None: ...
+
+    def drop(self, job: Job) -> None: ...
+
+    def note_computed(self, job: Job, num_ids: int) -> None: ...
+
+    def features(self, job: Job, item: Item) -> Tensor:
+        """[num_tokens, size]"""
+        return self._zeros.expand(item.num_tokens, -1)
+
+
 def _begin_thread(num_threads: int) -> None:
     lower_priority()
     torch.get_num_threads()  # at its first use a thread takes the number that was set last

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from kernels.paged_attention import AttentionBatch
 from services.worker.layers.context import ForwardContext
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.media.device_tokens import DeviceTokens, MixedStep, Piece, by_embedding
-from services.worker.media.encoder import Encoder, Job
+from services.worker.media.encoder import Encoder, Job, RemoteEncoder
 from services.worker.media.item_check import uncached_items
 from services.worker.media.rotations import Rotations
 from services.worker.startup.additions import PlanPart
@@ -47,16 +48,18 @@ class _OnDevice(Protocol):
 
 class MediaTable(PlanPart):
     """``embed`` gives the embeddings [T, hidden] of ids [T], and ``tokens`` their place on a
-    device with steps of its own."""
+    device with steps of its own. The first rank of ``parallel`` has the features."""
 
     def __init__(
         self,
         family: Family,
         rotations: Rotations,
-        encoder: Encoder,
+        encoder: Encoder | RemoteEncoder,
         embed: Callable[[Tensor], Tensor],
         tokens: Callable[[], DeviceTokens],
+        *,
         num_slots: int,
+        parallel: Parallel = ALONE,
     ) -> None:
         self._family = family
         self._placeholders = [*placeholders_of(family).values()]
@@ -64,12 +67,13 @@ class MediaTable(PlanPart):
         self._encoder = encoder
         self._embed = embed
         self._tokens = tokens
+        self._parallel = parallel
         self._deltas = np.zeros(num_slots, np.int64)
         self._prompt_lens = np.zeros(num_slots, np.int64)
         self._prompts: dict[int, _Prompt] = {}  # by slot
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
-        buffers = dict(zip(uncached_items(plan), pixels, strict=True))
+        buffers = dict(zip(uncached_items(plan), pixels))  # noqa: B905, none on other ranks
         added = {row.slot: self._prompt(row, buffers) for row in plan.admit if row.items}
         for prompt in added.values():
             if prompt.job.items:
@@ -139,7 +143,8 @@ class MediaTable(PlanPart):
                 if self._family.are_whole:
                     _note_ends(prompt.job.items, seen_ends, *places)
                 pieces += self._place_row(prompt, positions, *places)
-        return _Placed(indices, self._rotations.rows(positions), seen_ends, pieces)
+        shared = self._shared(pieces)
+        return _Placed(indices, self._rotations.rows(positions), seen_ends, shared)
 
     def _place_row(
         self, prompt: _Prompt, positions: np.ndarray, first: int, start: int, end: int
@@ -155,6 +160,14 @@ class MediaTable(PlanPart):
         self._encoder.note_computed(prompt.job, end)
         return pieces
 
+    def _shared(self, pieces: list[Piece]) -> list[Piece]:
+        """With the features of the first rank, bit by bit."""
+        if self._parallel.size == 1 or not pieces:
+            return pieces
+        places, parts = zip(*pieces, strict=True)
+        shared = self._parallel.first(torch.cat(parts).float())
+        return list(zip(places, shared.split([*map(len, places)]), strict=True))
+
     def reset(self) -> None:
         for slot in list(self._prompts):
             self._leave(slot)
@@ -169,7 +182,7 @@ class MediaTable(PlanPart):
         num = row.prompt_len
         positions = self._family.positions(row.items, num)
         items = [item for item in row.items if item.end > row.num_cached]
-        pixels = {item.digest: buffers[item.digest] for item in items}
+        pixels = {each.digest: buffers[each.digest] for each in items if each.digest in buffers}
         job = Job(row.request, row.attempt, num, items, pixels)
         return _Prompt(positions, int(positions.max()) + 1 - num, job)
 
@@ -182,13 +195,17 @@ class MediaTable(PlanPart):
                 places = np.flatnonzero(is_feature) + item.start
                 low, high = np.searchsorted(places, (start, end))
                 features = self._encoder.features(prompt.job, item)
+                if features.is_cuda:  # made on the tower's stream
+                    features.record_stream(torch.cuda.current_stream(features.device))
                 found.append((places[low:high], features[low:high]))
         return found
 
     def _embeddings(self, batch: Batch, pieces: list[Piece], marks: np.ndarray) -> Tensor | None:
+        num, num_marks = self._family.num_embeddings, bool(self._family.image_ids)
+        if not self._parallel.stage.is_first:
+            return torch.from_numpy(marks).float()[None, :, None] if marks.any() else None
         if not pieces and not marks.any():
             return None
-        num, num_marks = self._family.num_embeddings, bool(self._family.image_ids)
         own = self._embed(self._filled(batch.input_ids, pieces))
         inputs = torch.cat((own[None], own.new_zeros(num - 1 + num_marks, *own.shape)))
         for places, part in pieces:

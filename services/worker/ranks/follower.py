@@ -145,7 +145,7 @@ class FollowerService:
         if isinstance(message, StepPlan):
             assert self._engine is not None
             output: Future[StepOutput] = Future()
-            self._step_thread.submit(self._engine.submit, message, arrays[0], output, arrays[1:])
+            self._step_thread.submit(self._engine.submit, message, arrays[0], output)
             self._num_steps += 1
         elif isinstance(message, Reset):
             assert self._engine is not None

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 from typing import NamedTuple
@@ -91,13 +92,21 @@ class StageEngine(HostEngine):
             super().submit(plan, ids, output, pixels)
             self._line.send_copies(copy_slots(self._slots, self._touched))
         else:
-            self._pass_on(plan, ids, output)
+            self._pass_on(plan, ids, output, pixels)
         STAGE_STEPS.inc()
         STAGE_BUSY_SECONDS.inc(time.perf_counter() - started_s)
 
-    def _pass_on(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def _pass_on(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array],
+    ) -> None:
         """Runs a step on any stage but the last."""
         STAGE_STEPS_AHEAD.inc(len(self._undecided) > self._decided.qsize())
+        for part in self._plan_parts:
+            part.apply(plan, pixels)
         self._apply(plan, ids)
         batch = self._prepare(plan)
         rows = batch.rows
@@ -108,7 +117,8 @@ class StageEngine(HostEngine):
         table.lacks_state[rows.slots] = False
         self._num_steps += 1
         self._waits_for[self._touched] = self._num_steps
-        step = _Undecided(self._num_steps, batch, self._touched, output)
+        computed = replace(batch, embeddings=None)  # frees them
+        step = _Undecided(self._num_steps, computed, self._touched, output)
         self._undecided.append(step)
         self._expected.put(step)
 
@@ -122,7 +132,10 @@ class StageEngine(HostEngine):
         if self._stage.is_first:
             return super()._given(batch)
         states, self._states = self._states, NO_STATES
-        return states
+        more = batch.embeddings
+        if more is None:
+            return states
+        return torch.cat([states[None], more.to(states.dtype).expand(-1, *states.shape)])
 
     def _last_step_of(self, plan: StepPlan) -> int:
         """Number of the last step that the slots of ``plan`` wait for."""

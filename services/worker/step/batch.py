@@ -29,7 +29,7 @@ class Batch:
     host_positions: np.ndarray  # [T] int64
     sampling_tokens: Tensor  # [S] int64, indices into T
     context: ForwardContext
-    embeddings: Tensor | None = None  # [n, T, hidden]: the model's inputs in place of the ids
+    embeddings: Tensor | None = None  # [n, T, hidden]: in place of ids, or [n, T, 1] with states
 
     def kv_slots_of(self, is_chosen: np.ndarray) -> list[Tensor]:
         """Returns the KV slots, in each group, of all tokens of the sampling rows in ``is_chosen``

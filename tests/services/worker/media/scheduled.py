@@ -55,8 +55,7 @@ def run(engine: Any, chats: Sequence[Chat], params: Sequence[SamplingParams]) ->
 
 
 def _reports_of(engine: Any) -> "SimpleQueue[Report]":
-    (addition,) = engine.additions
-    assert isinstance(addition, Media)
+    (addition,) = (each for each in engine.additions if isinstance(each, Media))
     reports: SimpleQueue[Report] = SimpleQueue()
     addition.encoder.on_encoded = lambda *report: reports.put(report)
     return reports

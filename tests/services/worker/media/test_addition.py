@@ -2,17 +2,20 @@
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from msgspec.structs import replace
+from msgspec import structs
 
 from benchmarks.harness.engines import make_engine
 from services.worker.extension import WorkerCore
+from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.layers.stage import Stage
 from services.worker.media.addition import CACHE_BYTES, make
 from services.worker.media.extension import WorkerMedia
 from services.worker.media.rotations import Rotations
@@ -23,6 +26,8 @@ from services.worker.weights.load import build_model
 from shared.errors import CodecError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Admit, Item, SamplingParams, StepPlan
+from tests.media.checkpoints import preprocessor
+from tests.services.worker.checkpoints import change_config
 
 LIMITS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 2, "max_num_batched_tokens": 64}
 CPU = torch.device("cpu")
@@ -31,28 +36,20 @@ CPU = torch.device("cpu")
 def made(folder: Path, **settings: Any) -> Any:
     config = read_model_config(folder)
     model = build_model(config, torch.float32, torch.device("meta"))
-    if settings.get("runner") == "pooling":
-        model.drop_heads()
     return make(WorkerConfig(model=folder, **settings), folder, model, torch.float32)
 
 
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size 2"),
-        ({"runner": "pooling"}, "the model pools"),
-    ],
-    ids=str,
-)
-def test_other_workers_compute_texts_and_say_why(
-    folder: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], why: str
+def test_a_model_that_pools_computes_texts_and_says_why(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    assert made(folder) is not None
+    preprocessor(folder, tmp_path)
+    change_config(tmp_path, hidden_size=64)
+    assert made(tmp_path) is not None
     assert not caplog.messages
-    assert made(folder, **settings) is None
+    assert made(tmp_path, runner="pooling") is None
     (line,) = caplog.messages
-    assert why in line
+    assert "the model pools" in line
 
 
 def test_a_folder_without_a_preprocessor_is_of_texts(
@@ -103,6 +100,28 @@ def test_all_inputs_of_a_token_are_planned(
     assert features == CACHE_BYTES + expected * 64 * 4
 
 
+@pytest.mark.parametrize(
+    ("folder", "of_step", "of_later"),
+    [("qwen3-vl", 2 + 2 * 3, 0), ("ernie4.5-vl", 1 + 2, 1)],
+    indirect=["folder"],
+)
+def test_the_first_rank_alone_plans_a_tower(folder: Path, of_step: int, of_later: int) -> None:
+    """Ranks that share layers have two copies of a step's features. Later stages have marks."""
+    config, settings = read_model_config(folder), WorkerConfig(model=folder)
+    added = {}
+    for parallel in (Parallel(0, 2), Parallel(1, 2), replace(ALONE, stage=Stage(1, 2))):
+        model = build_model(config, torch.float32, torch.device("meta"), parallel)
+        found = make(settings, folder, model, torch.float32)
+        assert found is not None
+        added[parallel] = found.num_bytes(48), found.num_bytes(0)
+    (first, first_of_none), (second, _), (later, _) = added.values()
+    kept = "images: features, kept and in a step"
+    assert first["images: weights of the tower"] > 100_000
+    assert first[kept] - first_of_none[kept] == 48 * of_step * 64 * 4
+    assert second == {"images: features in a step": 48 * of_step * 64 * 4}
+    assert later == {"images: features in a step": 48 * of_later * 64 * 4}
+
+
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_a_tower_is_float32_where_torch_has_slow_products_of_bfloat16(
     folder: Path, monkeypatch: pytest.MonkeyPatch, is_fast: bool
@@ -132,16 +151,16 @@ async def test_an_image_has_the_tokens_of_its_size(folder: Path, is_text_only: b
             extension.check(plan(good), pixels)
         return
     extension.check(plan(good), pixels)
-    video = replace(good, kind="video", start=6, size=(2, 56, 84), digest=bytes([1] * 16))
+    video = structs.replace(good, kind="video", start=6, size=(2, 56, 84), digest=bytes([1] * 16))
     both = [np.zeros(each.num_bytes, np.uint8) for each in (good, video)]
     extension.check(plan(good, video), both)
     wrong = [
-        replace(good, start=6, num_tokens=5, digest=bytes([1] * 16)),
-        replace(good, start=6, size=(2, 56, 84), digest=bytes([1] * 16)),
-        replace(good, start=6, size=(1, 55, 84), digest=bytes([1] * 16)),
-        replace(video, num_tokens=12),
-        replace(video, size=(1, 56, 84)),
-        replace(video, size=(3, 56, 84)),
+        structs.replace(good, start=6, num_tokens=5, digest=bytes([1] * 16)),
+        structs.replace(good, start=6, size=(2, 56, 84), digest=bytes([1] * 16)),
+        structs.replace(good, start=6, size=(1, 55, 84), digest=bytes([1] * 16)),
+        structs.replace(video, num_tokens=12),
+        structs.replace(video, size=(1, 56, 84)),
+        structs.replace(video, size=(3, 56, 84)),
     ]
     for each in wrong:
         with pytest.raises(CodecError, match=r"tokens of (an image|a video) of the size"):

@@ -138,5 +138,5 @@ def _run(
 
 def _read(path: Path) -> Texts:
     with np.load(path) as arrays:
-        ids = [arrays[name].tolist() for name in sorted(arrays) if name != "logprobs"]
-        return Texts(ids, arrays["logprobs"])
+        num_texts = len(arrays) - 1
+        return Texts([arrays[f"{n}"].tolist() for n in range(num_texts)], arrays["logprobs"])

@@ -65,7 +65,7 @@ class _Stages:
     """The first stage's engine, which forwards each plan to the others."""
 
     def __init__(self, engine: Engine, others: Sequence[Any]) -> None:
-        self.capacity = engine.capacity
+        self.capacity, self.additions = engine.capacity, engine.additions
         self._engine = engine
         self._others = others
 
