@@ -27,6 +27,7 @@ MODULES = {
 }
 DRAFT_MODELS: dict[str, str] = {
     "eagle3": "services.worker.eagle.load",
+    "mtp": "services.worker.gemma4.assistant.load",
 }
 ENGINES: dict[str, str] = {
     "device": "services.worker.engine.device.engine",
@@ -88,7 +89,7 @@ def open_drafts(settings: WorkerConfig, config: ModelConfig | None) -> DraftMode
         raise ConfigError(
             f"speculative-config: method {wanted.method} is not a part of this installation"
         )
-    return cast(DraftModel, import_module(module).open_drafts(settings, config))
+    return cast(DraftModel | None, import_module(module).open_drafts(settings, config))
 
 
 def implementation(name: str) -> Implementation | None:
