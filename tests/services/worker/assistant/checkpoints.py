@@ -43,6 +43,8 @@ OF_MODELS: dict[str, dict[str, Any]] = {
     "gemma 4, experts": KEYS_AS_VALUES,
     "gemma 4 unified": KEYS_AS_VALUES,
 }
+OF_HEADS = {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1}
+"""Keys of published files in place of transformers' ones."""
 CLUSTERS = {
     "use_ordered_embeddings": True,
     "num_centroids": NUM_CLUSTERS,
@@ -84,7 +86,8 @@ def change_keys(folder: Path, layers: dict[str, Any], changes: dict[str, Any]) -
     """Of config.json; transformers refuses to write some."""
     path = folder / "config.json"
     found = json.loads(path.read_text()) | changes
-    found["text_config"] |= layers
+    if layers:
+        found["text_config"] |= layers
     path.write_text(json.dumps(found))
 
 

@@ -13,8 +13,10 @@ from tests.services.worker.assistant.checkpoints import (
     CLUSTERS,
     NUM_CHOSEN,
     NUM_CLUSTERS,
+    OF_HEADS,
     OF_MODELS,
     PlainAssistant,
+    change_keys,
     save_assistant,
     save_target,
 )
@@ -69,4 +71,5 @@ def test_drafts_are_those_of_transformers(tmp_path: Path, name: str, kernels: st
 def test_tokens_of_likely_clusters_are_drafted(tmp_path: Path, kernels: str) -> None:
     save_target(tmp_path)
     save_assistant(tmp_path / "assistant", **CLUSTERS)
+    change_keys(tmp_path / "assistant", OF_HEADS, {})
     check_drafts(tmp_path, tmp_path / "assistant", kernels, NUM_DRAFTED)
