@@ -54,8 +54,6 @@ class AssistantDrafts:
         """On the device ``meta`` nothing is read. Raises ConfigError."""
         assert isinstance(model, Gemma4ForCausalLM)
         with _named():
-            if device.type == "cuda":
-                raise ConfigError("method mtp: an assistant is not supported on GPUs")
             with laid_out(dtype, device):
                 module = AssistantModule(self._config, self._layers, self._ids, model)
             if device.type != "meta":
@@ -66,12 +64,16 @@ class AssistantDrafts:
         log.info("assistant: %s, on the KV cache of layers %s", self._stored.folder, sources)
 
 
-def open_drafts(settings: WorkerConfig, model: ModelConfig | None) -> AssistantDrafts | None:
+def open_drafts(
+    settings: WorkerConfig, model: ModelConfig | None, device: torch.device
+) -> AssistantDrafts | None:
     """None if ``model`` is no Gemma 4: its MTP head is its own. Raises ConfigError."""
     if not isinstance(model, Gemma4Config):
         log.warning("speculative-config: model has no effect: only a Gemma 4 has an assistant")
         return None
     with _named():
+        if device.type == "cuda":
+            raise ConfigError("method mtp: an assistant is not supported on GPUs")
         for key in ("tensor_parallel_size", "pipeline_parallel_size"):
             if (num := getattr(settings, key)) > 1:
                 name = key.replace("_", "-")

@@ -41,7 +41,9 @@ OF_MODELS: dict[str, dict[str, Any]] = {
     "gemma 4": KEYS_AS_VALUES,
     "gemma 4, inputs of layers, shared keys and values": {},
     "gemma 4, experts": KEYS_AS_VALUES,
+    "gemma 4 with images": KEYS_AS_VALUES,
     "gemma 4 unified": KEYS_AS_VALUES,
+    "gemma 4 unified with images": {},
 }
 OF_HEADS = {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1}
 """Keys of published files in place of transformers' ones."""
@@ -83,11 +85,12 @@ def save_assistant(
 
 
 def change_keys(folder: Path, layers: dict[str, Any], changes: dict[str, Any]) -> None:
-    """Of config.json; transformers refuses to write some."""
+    """Of config.json; transformers refuses to write some. None removes one."""
     path = folder / "config.json"
     found = json.loads(path.read_text()) | changes
     if layers:
-        found["text_config"] |= layers
+        of_layers = found["text_config"] | layers
+        found["text_config"] = {key: each for key, each in of_layers.items() if each is not None}
     path.write_text(json.dumps(found))
 
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness.engines import make_engine
+from services.worker.startup.footprint import footprint_of
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.assistant.checkpoints import (
     CLUSTERS,
     HIDDEN,
@@ -141,6 +143,13 @@ def test_several_ranks(model: Path, key: str) -> None:
     assert found == (
         f"speculative-config: method mtp: {key.replace('_', '-')} 2 is not supported; only 1 is"
     )
+
+
+def test_gpus(model: Path) -> None:
+    speculation = {"method": "mtp", "model": str(model / "assistant")}
+    settings = WorkerConfig(model=model, speculative_config=speculation)
+    with pytest.raises(ConfigError, match="method mtp: an assistant is not supported on GPUs"):
+        footprint_of(settings, torch.device("cuda"))
 
 
 def test_some_tokens_only(model: Path) -> None:
