@@ -172,6 +172,16 @@ def test_logprobs_of_prompts_and_outputs_are_those_without_drafts(
         np.testing.assert_allclose(drafting, plain, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("name", ["assistant", "clusters"])
+def test_an_assistant_may_have_the_models_quantization(model: Path, name: str) -> None:
+    codes = {"quantization": "wint8", "lm_head_quantization": "wint8", "kv_cache_dtype": "int8"}
+    found = scheduled.run(
+        engine_of(model, "native", name, **codes), random_prompts(NUM), params_of()
+    )
+    assert found.texts == without(model, **codes)
+    assert found.num_accepted > 0
+
+
 def test_the_tokens_of_clusters_are_counted(model: Path) -> None:
     """Native code keeps their rows as they are."""
     plain, of_clusters = (
