@@ -47,7 +47,7 @@ OF_MODELS: dict[str, dict[str, Any]] = {
 }
 OF_HEADS = {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1}
 """Keys of published files in place of transformers' ones."""
-CLUSTERS = {
+CLUSTERS: dict[str, Any] = {
     "use_ordered_embeddings": True,
     "num_centroids": NUM_CLUSTERS,
     "centroid_intermediate_top_k": NUM_CHOSEN,
@@ -65,19 +65,16 @@ def save_assistant(
     """For the model of ``name``. ``layers`` are keys of text_config, ``changes`` the others."""
     of_layers = LAYERS | OF_MODELS[name] | (layers or {})
     is_unified = name.startswith("gemma 4 unified")
-    kind = Gemma4UnifiedAssistantConfig if is_unified else Gemma4AssistantConfig
-    family = Gemma4UnifiedAssistantForCausalLM if is_unified else Gemma4AssistantForCausalLM
+    kind: Any = Gemma4UnifiedAssistantConfig if is_unified else Gemma4AssistantConfig
+    family: Any = Gemma4UnifiedAssistantForCausalLM if is_unified else Gemma4AssistantForCausalLM
     if is_unified:
         for key in ("hidden_size_per_layer_input", "vocab_size_per_layer_input"):
             of_layers.pop(key)
     config = kind(text_config=of_layers, backbone_hidden_size=HIDDEN, **changes)
     torch.manual_seed(5)
     model = family(config)
-    for tensor_name, tensor in model.named_parameters():
-        if "norm" in tensor_name:
-            torch.nn.init.normal_(tensor.data, mean=1.0, std=0.3)
-    for tensor_name, tensor in model.named_buffers():
-        if tensor_name.endswith("layer_scalar"):
+    for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if "norm" in tensor_name or tensor_name.endswith("layer_scalar"):
             torch.nn.init.normal_(tensor.data, mean=1.0, std=0.3)
         if tensor_name.endswith("token_ordering"):
             tensor.data = torch.randperm(len(tensor))

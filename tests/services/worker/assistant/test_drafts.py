@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import KERNELS, make_engine
+from benchmarks.harness.scheduled import Run
 from shared.wire.messages import SamplingParams
 from tests.services.worker.assistant.checkpoints import (
     CLUSTERS,
@@ -38,12 +39,17 @@ def assisted(assistant: Path, **more: Any) -> dict[str, Any]:
 
 
 def check_drafts(
-    model: Path, assistant: Path, kernels: str, num_drafted: int = VOCAB_SIZE, **settings: Any
-) -> None:
+    model: Path,
+    assistant: Path,
+    kernels: str,
+    prompts: list[list[int]],
+    num_drafted: int = VOCAB_SIZE,
+    **settings: Any,
+) -> Run:
     engine = make_engine(model, kernels, speculative_config=assisted(assistant), **settings)
-    plain, prompts, num_seen = PlainAssistant(model, assistant), random_prompts(4), 0
+    plain, num_seen = PlainAssistant(model, assistant), 0
     done = scheduled.run(engine, prompts, GREEDY)
-    assert max(map(len, prompts)) + GREEDY.max_tokens > 2 * WINDOW
+    assert max(map(len, prompts)) > 2 * WINDOW
     for index, prompt in enumerate(prompts):
         positions = iter_positions(done.verified[index])
         for (_, part), position in zip(done.drafts[index], positions, strict=True):
@@ -56,6 +62,7 @@ def check_drafts(
             np.testing.assert_allclose(part.values, logprobs, atol=2e-3)
             num_seen += len(drafts)
     assert num_seen > 60
+    return done
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -64,7 +71,7 @@ def check_drafts(
 def test_drafts_are_those_of_transformers(tmp_path: Path, name: str, kernels: str) -> None:
     save_target(tmp_path, name)
     save_assistant(tmp_path / "assistant", name)
-    check_drafts(tmp_path, tmp_path / "assistant", kernels)
+    check_drafts(tmp_path, tmp_path / "assistant", kernels, random_prompts(4))
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -72,4 +79,14 @@ def test_tokens_of_likely_clusters_are_drafted(tmp_path: Path, kernels: str) -> 
     save_target(tmp_path)
     save_assistant(tmp_path / "assistant", **CLUSTERS)
     change_keys(tmp_path / "assistant", OF_HEADS, {})
-    check_drafts(tmp_path, tmp_path / "assistant", kernels, NUM_DRAFTED)
+    check_drafts(tmp_path, tmp_path / "assistant", kernels, random_prompts(4), NUM_DRAFTED)
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_blocks_behind_windows_are_given_back(tmp_path: Path, kernels: str) -> None:
+    """And drafts read none of them."""
+    save_target(tmp_path)
+    save_assistant(tmp_path / "assistant")
+    long = [(5 * prompt)[:100] for prompt in random_prompts(6) if len(prompt) > 20]
+    done = check_drafts(tmp_path, tmp_path / "assistant", kernels, long, max_num_batched_tokens=24)
+    assert done.num_drops > 0
