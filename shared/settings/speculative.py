@@ -25,7 +25,7 @@ FOREIGN_KEYS = {
 
 class SpeculativeConfig(BaseModel):
     """A worker's drafting; keys are vLLM's, ``adaptive`` and ``draft_vocab_…``. ``model`` is the
-    folder or name of an EAGLE-3 head."""
+    folder or name of an EAGLE-3 head or, for MTP, of a Gemma 4's assistant model."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -41,17 +41,23 @@ class SpeculativeConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_foreign(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """vLLM, SGLang and FastDeploy name MTP heads by family. A draft model of another kind than
-        EAGLE-3, which vLLM knows by its name too, does not change the output, so it is ignored."""
-        method, model = given.get("method"), given.get("model")
-        if method is None and "eagle3" in str(model).lower():
+        """vLLM, SGLang and FastDeploy name MTP heads by family. Draft models of other kinds than
+        EAGLE-3 and Gemma 4's assistants, which are known by their names too, do not change the
+        output, so they are ignored."""
+        method, model = given.get("method"), str(given.get("model")).lower()
+        if method is None and "eagle3" in model:
             method = "eagle3"
+        if method in (None, "draft_model") and "gemma" in model and "assistant" in model:
+            method = "mtp"
         if isinstance(method, str) and method.endswith("_mtp"):
             method = "mtp"
         if method in FOREIGN_METHODS or (method is None and "model" in given):
-            log.warning("speculative-config has no effect: of draft models only eagle3 works")
+            log.warning(
+                "speculative-config has no effect: of draft models only eagle3 and assistants of"
+                " Gemma 4 work"
+            )
             return {"method": "none"}
-        others = FOREIGN_KEYS if method == "eagle3" else {*FOREIGN_KEYS, "model"}
+        others = FOREIGN_KEYS if method in ("eagle3", "mtp") else {*FOREIGN_KEYS, "model"}
         ours = {key: each for key, each in given.items() if key not in others}
         return ours | {"method": method} if method else ours
 

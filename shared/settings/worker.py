@@ -294,9 +294,9 @@ class WorkerConfig(Settings):
     )
     speculative_config: Speculative = Field(
         SpeculativeConfig(),
-        description='"method": mtp (the model\'s own head, the default if it has one), ngram'
-        ' (prompt lookup), eagle3 ("model": its folder) or none; "num_speculative_tokens" (3);'
-        " other keys",
+        description="\"method\": mtp (the model's own head, the default if it has one, or Gemma 4's"
+        ' assistant, "model": its folder), ngram (prompt lookup), eagle3 ("model": its folder) or'
+        ' none; "num_speculative_tokens" (3); other keys',
     )
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
         "raw_logprobs",

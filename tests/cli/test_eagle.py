@@ -1,19 +1,16 @@
 """Drafts by an EAGLE-3 head over HTTP: a random model and a random head in folders of their own."""
 
-import asyncio
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
-from openai import AsyncOpenAI
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import SamplingParams
-from tests.cli.texts import VOCAB_SIZE, prompts_with_one_beginning
+from tests.cli.texts import VOCAB_SIZE, drafted_answers, prompts_with_one_beginning
 from tests.mesh.forks import one_of_each
 from tests.mesh.structured import client_of
 from tests.services.worker.checkpoints import save_model
@@ -42,7 +39,7 @@ async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Pa
         one_of_each(tmp_path / "mesh", MODEL=str(model), **settings) as fleet,
         client_of(fleet.of("gateway")[0].url) as client,
     ):
-        found = await answers(client, prompts)
+        found = await drafted_answers(client, prompts)
     params = [
         SamplingParams(number, temperature=2.0 * (number % 2), max_tokens=24, ignore_eos=True)
         for number in range(len(prompts))
@@ -52,19 +49,3 @@ async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Pa
     assert [each["choices"][0]["token_ids"] for each in found] == expected
     details = [each["usage"]["completion_tokens_details"] for each in found]
     assert sum(each["accepted_prediction_tokens"] for each in details) > 0
-
-
-async def answers(client: AsyncOpenAI, prompts: list[list[int]]) -> list[dict[str, Any]]:
-    """All at once, half of them greedy."""
-    asked = (
-        client.completions.create(
-            model="any",
-            prompt=prompt,
-            max_tokens=24,
-            temperature=2 * (number % 2),
-            seed=number,
-            extra_body={"return_token_ids": True, "ignore_eos": True},
-        )
-        for number, prompt in enumerate(prompts)
-    )
-    return [each.model_dump() for each in await asyncio.gather(*asked)]

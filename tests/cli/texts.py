@@ -1,5 +1,6 @@
 """Greedy outputs of small models over HTTP."""
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,3 +42,19 @@ async def text_of(
     assert done.usage
     assert done.usage.prompt_tokens_details
     return done.choices[0].token_ids, done.usage.prompt_tokens_details.cached_tokens or 0
+
+
+async def drafted_answers(client: AsyncOpenAI, prompts: list[list[int]]) -> list[dict[str, Any]]:
+    """All at once, half of them greedy."""
+    asked = (
+        client.completions.create(
+            model="any",
+            prompt=prompt,
+            max_tokens=24,
+            temperature=2 * (number % 2),
+            seed=number,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )
+        for number, prompt in enumerate(prompts)
+    )
+    return [each.model_dump() for each in await asyncio.gather(*asked)]

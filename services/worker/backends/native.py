@@ -60,6 +60,7 @@ class NativeLM(CausalLM):
             self.draft_head = _NativeDraftHead(
                 recordings.head, compiler, model.parallel, model.drafting_size
             )
+            self.draft_lm_head = recordings.head.lm_head  # its tensors are counted too
         for tensor in compiler.tensors:  # so that they are counted as the model's
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
@@ -115,8 +116,9 @@ class _HeadRecordings:
         assert head is not None
         self.first_state: Recording = record(names, [model.drafting_size], head.first_state)
         self.forward: Recording = record(names, [size, 1], head.forward)
-        self.logits: Recording = record(names, [size], head.logits)
+        self.logits: Recording = record(names, [head.lm_head.inputs], head.logits)
         self.lm_head: LMHead = head.lm_head
+        self.make_drafter = head.make_drafter
 
 
 class _NativeDraftHead:
@@ -134,6 +136,7 @@ class _NativeDraftHead:
         self._forward = compiler.compile(recordings.forward)
         self._logits = compiler.compile(recordings.logits)
         self._lm_head = recordings.lm_head
+        self.make_drafter = recordings.make_drafter
         self._joined = partial(parallel.join, total=self._lm_head.vocab.total)
 
     def first_state(self, hidden: Tensor) -> Tensor:
@@ -145,7 +148,7 @@ class _NativeDraftHead:
 
     def logits(self, out: Tensor) -> DraftLogits:
         logits = self._joined(self._logits.run([out]))
-        return DraftLogits(logits, self._lm_head.spread(logits))
+        return DraftLogits(logits, self._lm_head.spread(logits, out))
 
 
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:

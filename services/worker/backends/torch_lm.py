@@ -375,6 +375,7 @@ class _TorchDraftHead:
         self._head = head
         self._ops = ops
         self._size = size
+        self.make_drafter = head.make_drafter
 
     def first_state(self, hidden: Tensor) -> Tensor:
         return self._head.first_state(self._ops(), hidden[:, -self._size :].contiguous())
@@ -384,4 +385,4 @@ class _TorchDraftHead:
 
     def logits(self, out: Tensor) -> DraftLogits:
         logits = self._head.logits(self._ops(), out)
-        return DraftLogits(logits, self._head.lm_head.spread(logits))
+        return DraftLogits(logits, self._head.lm_head.spread(logits, out))

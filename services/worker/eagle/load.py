@@ -102,7 +102,7 @@ class EagleDrafts:
         return module
 
 
-def open_drafts(settings: WorkerConfig, model: ModelConfig | None) -> EagleDrafts:
+def open_drafts(settings: WorkerConfig, model: ModelConfig | None, _: torch.device) -> EagleDrafts:
     """``model`` is None if transformers computes it. Raises ConfigError."""
     method = "speculative-config: method eagle3"
     if model is None:

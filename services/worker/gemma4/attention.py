@@ -6,7 +6,7 @@ from torch import nn
 from services.worker.gemma4.config import FULL, Gemma4Config
 from services.worker.gemma4.operators import attend, attend_to_written
 from services.worker.layers.attention import Attention
-from services.worker.layers.heads import AttentionSpec
+from services.worker.layers.heads import AttentionSpec, Heads
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
@@ -61,17 +61,22 @@ class OwnAttention(Attention):
 class SharedAttention(nn.Module):
     """Over the keys and values of the layer of ``source``."""
 
-    def __init__(self, config: Gemma4Config, source: OwnAttention, parallel: Parallel) -> None:
+    def __init__(
+        self, config: Gemma4Config, layer: int, source: OwnAttention, parallel: Parallel
+    ) -> None:
         super().__init__()
         spec = source.heads.spec
-        heads, _ = parallel.heads(config.num_attention_heads, config.head_sizes(source.number)[1])
+        heads, _ = parallel.heads(config.num_attention_heads, config.head_sizes(layer)[1])
         size, query = config.hidden_size, heads.times(spec.head_dim)
         self.q_proj = Linear(size, query, config.attention_bias)
         self.q_norm = RMSNorm(spec.head_dim, config.rms_norm_eps)
         self.o_proj = Linear(query, size, config.attention_bias)
         self._source = (source,)  # no module of this one
 
+    @property
+    def heads(self) -> Heads:
+        return self._source[0].heads._replace(query_norm=self.q_norm)
+
     def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm) -> X:
-        heads = self._source[0].heads._replace(query_norm=self.q_norm)
-        attended = attend_to_written(ops, ops.linear(x, self.q_proj, norm=norm), heads)
+        attended = attend_to_written(ops, ops.linear(x, self.q_proj, norm=norm), self.heads)
         return ops.linear(attended, self.o_proj)

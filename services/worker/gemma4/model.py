@@ -47,7 +47,7 @@ class Gemma4ForCausalLM(DecoderLM):
             attention = OwnAttention(config, layer, self._rotary(layer), self.parallel)
         else:
             own = cast(Gemma4Layer, self.model.layers[source]).self_attn
-            attention = SharedAttention(config, cast(OwnAttention, own), self.parallel)
+            attention = SharedAttention(config, layer, cast(OwnAttention, own), self.parallel)
         kind = SparseLayer if config.is_sparse(layer) else Gemma4Layer
         return kind(config, parts, attention, layer)
 

@@ -69,8 +69,9 @@ class LMHead(TokenRows):
         is_whole = len(weight.values) == self.outputs
         return is_whole and weight.values.dtype == self.weight.values.dtype
 
-    def spread(self, logits: Tensor) -> Tensor:
-        """logits [S, N], of the N tokens that it has → [S, vocab_size]: here all have theirs."""
+    def spread(self, logits: Tensor, states: Tensor) -> Tensor:
+        """logits [S, N] of ``states`` [S, hidden_size], of the N tokens that it has → [S,
+        vocab_size]: here all have theirs."""
         return logits
 
 
@@ -87,7 +88,7 @@ class DraftLMHead(LMHead):
         self.weight = weight
         self._vocab_size = vocab_size
 
-    def spread(self, logits: Tensor) -> Tensor:
+    def spread(self, logits: Tensor, states: Tensor) -> Tensor:
         """logits [S, N] → [S, vocab_size]; −inf for tokens that it does not have."""
         of_all = logits.new_full((len(logits), self._vocab_size), HIDDEN)
         return of_all.scatter_(1, self.ids.expand_as(logits), logits)

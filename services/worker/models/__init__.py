@@ -29,8 +29,10 @@ class DraftLogits(NamedTuple):
 class DraftHead(Protocol):
     """An MTP head as a backend computes it, on T pairs of a state and the next token.
 
-    Its layer of the KV cache comes after the trunk's layers.
+    Its layer of the KV cache comes after the trunk's layers. ``make_drafter``: see ``MtpHead``.
     """
+
+    make_drafter: Any
 
     def first_state(self, hidden: Tensor) -> Tensor:
         """The trunk's output [T, size] → the states [T, hidden] of the first pairs."""

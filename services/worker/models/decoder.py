@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -101,10 +101,11 @@ class MtpHead(ABC):
     """A head that predicts further tokens (MTP): a layer on a state and the next token.
 
     The layer's KV cache comes after the trunk's. ``lm_head`` is the model's, or has some of its
-    rows.
+    rows. A head with another kind of drafter can ``make_drafter``.
     """
 
     lm_head: LMHead
+    make_drafter: Any = None
 
     def first_state(self, ops: Ops[X], hidden: X) -> X:
         """The trunk's hidden states [T, hidden], or the inputs of its tapped layers, as the head

@@ -1,6 +1,7 @@
 """Chooses the drafter and the number of drafts from settings and model."""
 
 import logging
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from services.worker.machine.kv_cache import KVCache
@@ -64,7 +65,8 @@ def make_drafter(
     if speculation.method == "mtp":
         if model.draft_head is None:
             return NoDrafter(recomputes_states=True)
-        return MtpDrafter(model.draft_head, sampler, rules, kv_cache, capacity)
+        make: Callable[..., Drafter] = model.draft_head.make_drafter or MtpDrafter
+        return make(model.draft_head, sampler, rules, kv_cache, capacity)
     if speculation.method == "ngram":
         return NgramDrafter(*wanted.lookup_lens)
     return NoDrafter()

@@ -37,13 +37,15 @@ from shared.wire.messages import Capacity, StepPlan
 
 
 @dataclass(slots=True)
-class _Drafts:
-    """Drafts of N sequences. The ``num``-th draft was made from ``out`` [N, hidden]."""
+class Drafts:
+    """Drafts of N sequences. The ``num``-th draft was made from ``out`` [N, size]; a head may keep
+    a ``state`` [N, hidden] for the next."""
 
     slots: np.ndarray  # [N] int64
     rooms: np.ndarray  # [N] int64
     out: Tensor
     num: int = 0
+    state: Tensor | None = None
 
 
 class MtpDrafter:
@@ -60,35 +62,34 @@ class MtpDrafter:
         kv_cache: KVCache,
         capacity: Capacity,
     ) -> None:
-        self._head = head
+        self.head = head
         self._sampler = sampler
         self._rules = rules
-        self._kv_cache = kv_cache
+        self.kv_cache = kv_cache
         self._coverage = MtpCoverage(capacity)
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         if len(fresh_blocks):
-            blocks = torch.from_numpy(fresh_blocks).to(self._kv_cache.device)
-            self._kv_cache.layers[-1].clear(blocks)  # masked entries are multiplied by 0: no NaN
+            blocks = torch.from_numpy(fresh_blocks).to(self.kv_cache.device)
+            self.kv_cache.layers[-1].clear(blocks)  # masked entries are multiplied by 0: no NaN
         self._coverage.begin(table, plan, fresh_blocks)
 
     def draft(self, table: SlotTable, done: RecordedStep) -> None:
         if not done.depth:
             return
-        out = self._catch_up(table, done)
+        out = self.catch_up(table, done)
         slots = done.slots[np.argsort(table.num_tokens[done.slots], kind="stable")]
         nums = rooms(table, slots, done.depth)
         slots, nums = slots[nums > 0], nums[nums > 0]
         if not len(slots):
             return
         last = torch.from_numpy(_last_tokens(table, done, slots)).to(out.device)
-        drafts = _Drafts(slots, nums, out.index_select(0, last))
-        self._sample_draft(table, drafts)
+        drafts = Drafts(slots, nums, out.index_select(0, last))
         while drafts.num < nums.max():
-            self._go_on(table, drafts)
+            self.go_on(table, drafts)
             self._sample_draft(table, drafts)
 
-    def _catch_up(self, table: SlotTable, done: RecordedStep) -> Tensor:
+    def catch_up(self, table: SlotTable, done: RecordedStep) -> Tensor:
         """Computes the pairs of all tokens of the step: [T, hidden]."""
         batch = done.batch
         rows = batch.rows
@@ -99,15 +100,17 @@ class MtpDrafter:
         self._coverage.note(table, rows.slots, first, last, table.num_tokens[rows.slots])
         slot_mapping = table.slot_mapping(slots, entries)
         context = make_context(
-            table, rows.slots, rows.num_tokens, last + 1, slot_mapping, self._kv_cache,
+            table, rows.slots, rows.num_tokens, last + 1, slot_mapping, self.kv_cache,
             self._coverage.starts[rows.slots],
         )  # fmt: skip
-        states = self._head.first_state(done.hidden)
+        states = self.head.first_state(done.hidden)
         with forward_context(context):
-            return self._head.forward(states, ids, batch.positions)
+            return self.head.forward(states, ids, batch.positions)
 
-    def _go_on(self, table: SlotTable, drafts: _Drafts) -> None:
+    def go_on(self, table: SlotTable, drafts: Drafts) -> None:
         """Computes one more pair of each: the output of the last one, and the draft from it."""
+        if not drafts.num:
+            return  # its pair is one of the step's
         slots = drafts.slots
         entries = np.minimum(table.num_tokens[slots] + drafts.num - 1, table.max_len)
         ids = torch.from_numpy(table.ids[slots, entries]).to(drafts.out.device)
@@ -120,16 +123,16 @@ class MtpDrafter:
             ones,
             entries + 1,
             slot_mapping,
-            self._kv_cache,
+            self.kv_cache,
             self._coverage.starts[slots],
         )
         with forward_context(context):
-            drafts.out = self._head.forward(drafts.out, ids, positions)
+            drafts.out = self.head.forward(drafts.out, ids, positions)
 
-    def _sample_draft(self, table: SlotTable, drafts: _Drafts) -> None:
+    def _sample_draft(self, table: SlotTable, drafts: Drafts) -> None:
         """Samples one more draft of each sequence with room, unless an earlier draft is missing."""
         slots, num = drafts.slots, drafts.num
-        computed, logits = self._head.logits(drafts.out)
+        computed, logits = self.head.logits(drafts.out)
         positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
         adjusted = self._rules.adjust(logits, Places(np.arange(len(slots)), slots, positions))
         allowed = logits if adjusted is None else adjusted.logits

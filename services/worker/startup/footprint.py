@@ -97,7 +97,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     if (head := model.lm_head) is not None and forms.head != forms.embedding:
         head.weight = Dense(head.outputs, head.inputs, dtype, META)  # no more the embeddings'
     parameters = count_parameters(model)
-    if info.pooling is None and (drafts := open_drafts(settings, model.config)):
+    if info.pooling is None and (drafts := open_drafts(settings, model.config, device)):
         drafts.add_to(model, dtype, META, lambda *_: None)
     limit_drafts(settings.speculative_config, model)
     computed = TorchLM(model, HOST)

@@ -27,6 +27,7 @@ MODULES = {
 }
 DRAFT_MODELS: dict[str, str] = {
     "eagle3": "services.worker.eagle.load",
+    "mtp": "services.worker.gemma4.assistant.load",
 }
 ENGINES: dict[str, str] = {
     "device": "services.worker.engine.device.engine",
@@ -77,7 +78,9 @@ class DraftModel(Protocol):
         read. Raises ConfigError."""
 
 
-def open_drafts(settings: WorkerConfig, config: ModelConfig | None) -> DraftModel | None:
+def open_drafts(
+    settings: WorkerConfig, config: ModelConfig | None, device: torch.device
+) -> DraftModel | None:
     """The draft model of the settings for the model of ``config``, which is None if transformers
     computes it. Raises ConfigError if they do not match."""
     wanted = settings.speculative_config
@@ -88,7 +91,7 @@ def open_drafts(settings: WorkerConfig, config: ModelConfig | None) -> DraftMode
         raise ConfigError(
             f"speculative-config: method {wanted.method} is not a part of this installation"
         )
-    return cast(DraftModel, import_module(module).open_drafts(settings, config))
+    return cast(DraftModel | None, import_module(module).open_drafts(settings, config, device))
 
 
 def implementation(name: str) -> Implementation | None:

@@ -212,7 +212,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     if others is not None:
         others.check_split(settings, config)
     dtype = choose_dtype(settings.dtype, device)
-    drafts = None if pools else open_drafts(settings, config)
+    drafts = None if pools else open_drafts(settings, config, device)
     added = list(addition_modules(settings))
     for module in added:
         module.check(settings, device, pools=pools, is_ours=config is not None)

@@ -96,7 +96,8 @@ def test_a_model_is_served_without_its_draft_model(caplog, method: dict[str, str
     given = json.dumps({**method, "num_speculative_tokens": 1, "model": "a/b"})
     assert settings_of("--speculative-config", given)["speculative_config"].method == "none"
     assert caplog.messages == [
-        "speculative-config has no effect: of draft models only eagle3 works"
+        "speculative-config has no effect: of draft models only eagle3 and assistants of Gemma 4"
+        " work"
     ]
 
 
@@ -105,6 +106,13 @@ def test_a_draft_model_of_eagle3_is_known_by_its_method_or_its_name(method: dict
     given = json.dumps({**method, "model": "a/Model-EAGLE3", "draft_tensor_parallel_size": 1})
     found = settings_of("--speculative-config", given)["speculative_config"]
     assert (found.method, found.model) == ("eagle3", "a/Model-EAGLE3")
+
+
+@pytest.mark.parametrize("method", [{"method": "draft_model"}, {"method": "mtp"}, {}])
+def test_an_assistant_of_gemma_4_is_known_by_its_name(method: dict[str, str]):
+    given = json.dumps({**method, "model": "google/gemma-4-31B-it-assistant"})
+    found = settings_of("--speculative-config", given)["speculative_config"]
+    assert (found.method, found.model) == ("mtp", "google/gemma-4-31B-it-assistant")
 
 
 def test_a_file_follows_the_same_rule(tmp_path: Path, caplog):
