@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_DRAFTS = 3
 DRAFTERS = {
-    "mtp": "by the model's MTP head",
+    "mtp": "by an MTP head",
     "eagle3": "by an EAGLE-3 head",
     "ngram": "by prompt lookup",
 }
