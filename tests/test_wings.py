@@ -236,6 +236,7 @@ WINGS = {
             "tests/gpu/test_adapters_on_cuda.py",
             "tests/kernels/interpreted/test_adapt.py",
             "tests/mesh/test_adapters.py",
+            "tests/mesh/test_expert_adapters.py",
             "benchmarks/adapters.py",
         ),
     ),

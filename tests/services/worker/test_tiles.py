@@ -33,13 +33,13 @@ FOLDER = Path(__file__).parents[3] / ".cache" / "tiles"
 @pytest.fixture(scope="module")
 def library() -> NativeLibrary:
     """Compiled once for each state of the sources."""
-    path = FOLDER / build.library_name("tiles")
-    if not path.exists():
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        with pytest.MonkeyPatch.context() as patch:
-            tiles = build.Variant("v3", set(), (), ("SHOAL_TILES",))
-            patch.setattr(build, "VARIANTS", {"tiles": tiles})
-            patch.setattr(build, "FLAGS", [*build.FLAGS, "-O1"])  # takes a third of the time
+    with pytest.MonkeyPatch.context() as patch:
+        tiles = build.Variant("v3", set(), (), ("SHOAL_TILES",))
+        patch.setattr(build, "VARIANTS", {"tiles": tiles})
+        patch.setattr(build, "FLAGS", [*build.FLAGS, "-O1"])  # takes a third of the time
+        path = FOLDER / build.library_name("tiles")
+        if not path.exists():
+            FOLDER.mkdir(parents=True, exist_ok=True)
             build.build(FOLDER, pytest.fail)
     return NativeLibrary(ctypes.CDLL(str(path)), DTYPE, 2)
 
