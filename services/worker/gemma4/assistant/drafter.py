@@ -26,7 +26,7 @@ from shared.wire.messages import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What the drafts of N sequences after one step have in common."""
+    """The common inputs of all drafts of N sequences after one step."""
 
     context: ForwardContext
     positions: Tensor  # [N] int64
