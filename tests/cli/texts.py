@@ -8,7 +8,12 @@ from typing import Any
 import numpy as np
 from openai import AsyncOpenAI
 
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
+from tests.mesh.forks import one_of_each
+from tests.mesh.structured import client_of
 from tests.services.worker.foreign_checkpoints import save_family
 
 VOCAB_SIZE = 8192  # of the tokenizer beside it
@@ -44,7 +49,26 @@ async def text_of(
     return done.choices[0].token_ids, done.usage.prompt_tokens_details.cached_tokens or 0
 
 
-async def drafted_answers(client: AsyncOpenAI, prompts: list[list[int]]) -> list[dict[str, Any]]:
+async def check_drafts(directory: Path, model: Path, settings: dict[str, str]) -> None:
+    """Texts over HTTP are those of an engine without drafts, and some drafts are right."""
+    prompts = prompts_with_one_beginning()
+    async with (
+        one_of_each(directory, MODEL=str(model), **settings) as fleet,
+        client_of(fleet.of("gateway")[0].url) as client,
+    ):
+        found = await _drafted_answers(client, prompts)
+    params = [
+        SamplingParams(number, temperature=2.0 * (number % 2), max_tokens=24, ignore_eos=True)
+        for number in range(len(prompts))
+    ]
+    plain = make_engine(model, "native", speculative_config={"method": "none"})
+    expected = scheduled.run(plain, prompts, params).texts
+    assert [each["choices"][0]["token_ids"] for each in found] == expected
+    details = [each["usage"]["completion_tokens_details"] for each in found]
+    assert sum(each["accepted_prediction_tokens"] for each in details) > 0
+
+
+async def _drafted_answers(client: AsyncOpenAI, prompts: list[list[int]]) -> list[dict[str, Any]]:
     """All at once, half of them greedy."""
     asked = (
         client.completions.create(
