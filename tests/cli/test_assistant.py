@@ -13,8 +13,8 @@ SETTINGS = {"DTYPE": "float32", "SERVED_MODEL_NAME": "any", "MAX_NUM_BATCHED_TOK
 
 
 async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path) -> None:
-    """As vLLM is started: the assistant's name says what it is. Greedy, and at a temperature at
-    which drafts of a random assistant are often right."""
+    """As vLLM is started, with the assistant's name alone. Half of the texts are greedy; at the
+    temperature of the others, drafts of a random assistant are often right."""
     model, assistant = tmp_path / "model", tmp_path / "gemma-4-tiny-it-assistant"
     save_target(model, vocab_size=VOCAB_SIZE, initializer_range=0.02)
     for name in ("tokenizer.json", "tokenizer_config.json"):

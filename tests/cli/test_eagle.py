@@ -15,7 +15,8 @@ SETTINGS = {"DTYPE": "float32", "SERVED_MODEL_NAME": "any", "MAX_NUM_BATCHED_TOK
 
 
 async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path) -> None:
-    """Greedy, and at a temperature at which drafts of a random head are often right."""
+    """Half are greedy; at the temperature of the others, drafts of a random head are often
+    right."""
     model, head = tmp_path / "model", tmp_path / "head"
     save_model(
         model,
