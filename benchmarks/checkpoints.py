@@ -4,9 +4,10 @@
 ``moe`` 64 experts per layer and 8 per token: 2.3 billion parameters, with as many active ones as
 ``medium`` has. ``small-moe`` is ``small`` with 32 experts per layer and 4 per token. ``windows``
 has the shape of Gemma-3-270M: of six layers five have a window of 512 tokens. ``states`` has the
-shape of Qwen3.5-0.8B, with a smaller vocabulary: of four layers three have a state. The tokenizers
-are trained on the source of Python's standard library. Each folder loads in shoal, vLLM and
-transformers; ``benchmarks.to_gguf`` converts it to llama.cpp's format.
+shape of Qwen3.5-0.8B, with a smaller vocabulary: of four layers three have a state. ``mamba`` is
+like the dense models of Granite 4, in the size of ``medium``: of eight layers seven have the state
+of Mamba-2. The tokenizers are trained on the source of Python's standard library. Each folder loads
+in shoal, vLLM and transformers; ``benchmarks.to_gguf`` or llama.cpp's own converter converts it.
 """
 
 import argparse
@@ -78,6 +79,23 @@ SHAPES["states"] = {
     "linear_conv_kernel_dim": 4,
     "full_attention_interval": 4,
 }
+SHAPES["mamba"] = {
+    "vocab_size": 32768,
+    "hidden_size": 1024,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "intermediate_size": 2560,
+    "shared_intermediate_size": 2560,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 64,
+    "mamba_d_state": 128,
+    "mamba_d_conv": 4,
+}
+MAMBA_INTERVAL = 8  # of its layers with attention
 
 
 def checkpoint(name: str, parent: Path = FOLDER) -> Path:
@@ -95,7 +113,12 @@ def config_of(name: str) -> PretrainedConfig:
         "num_experts": "qwen3_moe",
         "sliding_window": "gemma3_text",
         "linear_num_key_heads": "qwen3_5_text",
+        "mamba_n_heads": "granitemoehybrid",
     }
+    if "mamba_n_heads" in shape:
+        layers = range(1, shape["num_hidden_layers"] + 1)
+        kinds = ["mamba" if each % MAMBA_INTERVAL else "attention" for each in layers]
+        shape = shape | {"layer_types": kinds, "position_embedding_type": "nope"}
     return AutoConfig.for_model(
         next((family for key, family in families.items() if key in shape), "qwen3"),
         **shape,
@@ -120,18 +143,34 @@ def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
     attention = 2 * hidden * (shape["head_dim"] * shape["num_attention_heads"] + key_size)
     layer = (attention + mlp) * bits / 8 + num_rows * num_cached * 2 * key_size * 2
     num_layers, of_states = shape["num_hidden_layers"], 0.0
-    if interval := shape.get("full_attention_interval"):
+    if interval := shape.get("full_attention_interval") or MAMBA_INTERVAL * (
+        "mamba_n_heads" in shape
+    ):
+        weights, state = _mamba(shape) if "mamba_n_heads" in shape else _delta(shape)
         num_states = num_layers - num_layers // interval
-        num_heads = shape["linear_num_value_heads"]
-        value_size = num_heads * shape["linear_value_head_dim"]
-        channels = 2 * shape["linear_num_key_heads"] * shape["linear_key_head_dim"] + value_size
-        weights = hidden * (channels + 2 * value_size + 2 * num_heads)
-        weights += channels * shape["linear_conv_kernel_dim"]
-        state = 4 * value_size * shape["linear_key_head_dim"]
-        of_states = num_states * ((weights + mlp) * bits / 8 + num_rows * 2 * state)
+        of_states = num_states * ((weights + mlp) * bits / 8 + num_rows * 2 * 4 * state)
         num_layers //= interval
+    if "linear_num_key_heads" in shape:
         layer += hidden * shape["head_dim"] * shape["num_attention_heads"] * bits / 8  # gates
     return num_layers * layer + of_states + 2 * shape["vocab_size"] * hidden
+
+
+def _delta(shape: dict[str, int]) -> tuple[int, int]:
+    """Weights and numbers of a state of a layer of gated delta rules."""
+    num_heads = shape["linear_num_value_heads"]
+    value_size = num_heads * shape["linear_value_head_dim"]
+    channels = 2 * shape["linear_num_key_heads"] * shape["linear_key_head_dim"] + value_size
+    weights = shape["hidden_size"] * (channels + 2 * value_size + 2 * num_heads)
+    weights += channels * shape["linear_conv_kernel_dim"]
+    return weights, value_size * shape["linear_key_head_dim"]
+
+
+def _mamba(shape: dict[str, int]) -> tuple[int, int]:
+    num_heads, key_dim = shape["mamba_n_heads"], shape["mamba_d_state"]
+    value_size = num_heads * shape["mamba_d_head"]
+    channels = value_size + 2 * key_dim
+    weights = shape["hidden_size"] * (channels + 2 * value_size + num_heads)
+    return weights + channels * shape["mamba_d_conv"], value_size * key_dim
 
 
 def save_tokenizer(

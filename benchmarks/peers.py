@@ -18,9 +18,10 @@ llama.cpp: its sources are in ``pip download --no-deps --no-binary llama-cpp-pyt
 llama-cpp-python``, in vendor/llama.cpp. ``cmake -B build -DCMAKE_BUILD_TYPE=Release
 -DGGML_NATIVE=ON -DLLAMA_CURL=OFF``, then ``cmake --build build --target llama-server``. Convert the
 checkpoints: ``python -m benchmarks.to_gguf FOLDER/small MODELS/small.gguf``, and the same for
-medium and moe. ``states`` is for its own ``convert_hf_to_gguf.py --no-mtp --outtype bf16``, which
-has to take the tokenizer for GPT-2's. Pass ``--llama build/bin/llama-server --llama-model-dir
-MODELS``.
+medium and moe. ``states`` and ``mamba`` are for its own ``convert_hf_to_gguf.py --no-mtp --outtype
+bf16`` (``mamba``: without ``--no-mtp``, and with ``mamba`` and ``attention`` as ``layer_types`` of
+its config.json), which has to take the tokenizer for GPT-2's. Pass ``--llama build/bin/llama-server
+--llama-model-dir MODELS``.
 
 In four bits: ``llama-quantize MODELS/moe.gguf MODELS4/moe.gguf Q4_0``, then ``--bits 4.5
 --llama-model-dir MODELS4 --shoal-flags='--quantization wint4'``.
@@ -43,7 +44,7 @@ from benchmarks.report import spread, write
 from benchmarks.servers import Server
 
 PROMPT_LEN = 128
-OUTPUT_LENS = {"small": 128, "medium": 64, "moe": 64, "states": 64}
+OUTPUT_LENS = {"small": 128, "medium": 64, "moe": 64, "states": 64, "mamba": 64}
 NUMS_STREAMS = (1, 8, 32)
 # The best of vLLM 0.32 and llama-server on an idle machine with two Zen 5 cores, 2026-11-20.
 KNOWN = {
