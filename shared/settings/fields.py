@@ -17,7 +17,6 @@ from shared.wire.messages import WorkerRole
 log = logging.getLogger(__name__)
 
 API_KEY = r"[!-~]{1,256}"
-MIN_REASONING_KEY_CHARS = 32
 MAX_WORKERS = 64
 WEIGHT_SYNONYMS = {  # vLLM's and FastDeploy's
     "bitsandbytes": "nf4",
@@ -64,13 +63,6 @@ def check_api_key(key: SecretStr) -> SecretStr:
     """Raises ValueError without quoting the key."""
     if not re.fullmatch(API_KEY, key.get_secret_value()):
         raise ValueError("expected 1 to 256 printable ASCII characters, no space")
-    return key
-
-
-def _check_reasoning_key(key: SecretStr) -> SecretStr:
-    """Raises ValueError without quoting the key."""
-    if len(key.get_secret_value()) < MIN_REASONING_KEY_CHARS:
-        raise ValueError(f"expected {MIN_REASONING_KEY_CHARS} characters or more")
     return key
 
 
@@ -166,7 +158,6 @@ Model = Annotated[str, BeforeValidator(_path_as_text)]
 HostName = Annotated[str, AfterValidator(check_host)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_api_key)]
-ReasoningKey = Annotated[SecretStr, AfterValidator(_check_reasoning_key)]
 ApiKeys = Annotated[list[ApiKey], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[
     list[Annotated[str, AfterValidator(_check_origin)]], NoDecode, BeforeValidator(_split)
