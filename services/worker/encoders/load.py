@@ -22,7 +22,7 @@ from services.worker.startup.plan_memory import estimate_requirements
 from services.worker.step.sampler import TorchSampler
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
-from shared.pooling import CLASSIFIER, GEMMA
+from shared.pooled.folder import CLASSIFIER, GEMMA
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import EVERY_LAYER, Capacity, ModelInfo
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from services.worker.models import TorchCausalLM
+from services.worker.pooling.prompts import Pooler
 from services.worker.slots.table import SlotTable
-from services.worker.step.pooling import Pooler
 from services.worker.step.rows import Rows
 from shared.errors import ConfigError
 from shared.model_folder import PADDED

@@ -29,6 +29,8 @@ from services.worker.metrics import show_parameters
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_architectures
+from services.worker.pooling.head import make_up_score_head, read_score_head
+from services.worker.pooling.prompts import Pooler
 from services.worker.slots.guide import Guides
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
@@ -49,14 +51,12 @@ from services.worker.startup.model_shape import (
 )
 from services.worker.startup.native_config import find_native_config
 from services.worker.startup.ranks import Joined, ranks_of, share_of
-from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
-from services.worker.weights.pooled import make_up_score_head, read_score_head
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.model_folder import read_eos_ids
 from shared.model_location import locate_model
-from shared.pooling import read_served_model
+from shared.pooled.folder import read_served_model
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity, ModelInfo
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from services.worker.machine.streams import Fetched
 from services.worker.models import CausalLM
+from services.worker.pooling.prompts import PooledPrompts, Pooler
 from services.worker.repetition.repetitions import Repetitions
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import Logprobs
-from services.worker.step.pooling import PooledPrompts, Pooler
 from services.worker.step.prompt_logprobs import PromptLogprobs
 from services.worker.step.results import RowPart
 from services.worker.step.sampling import Rules
