@@ -93,7 +93,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         },
         {"startup"},
         {"block_layout"},
-        {"adapters", "encoders", "foreign", "media", "moves", "stores", "engine"},
+        {"adapters", "encoders", "foreign", "media", "moves", "pooling", "stores", "engine"},
         {"attachment", "ranks", "step_thread"},
         {"extension"},
         {

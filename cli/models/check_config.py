@@ -11,7 +11,7 @@ from services.worker.startup.model_shape import count_parameters
 from services.worker.weights.load import build_model
 from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
-from shared.pooled.folder import encodes, read_served_model
+from shared.pooling import encodes, read_served_model
 from shared.wire.messages import ModelInfo
 
 

@@ -29,7 +29,7 @@ from shared.link.link import Link
 from shared.link.peer import Peer
 from shared.model_folder import decode_json
 from shared.model_location import locate_model
-from shared.pooled.folder import read_served_model
+from shared.pooling import read_served_model
 from shared.process.report import Inquiries, check_own, make_report
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.codec import Array

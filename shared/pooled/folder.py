@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-from msgspec.structs import replace
 
 from shared.errors import ConfigError
-from shared.model_folder import CONFIG_FILE, decode_json, find_file, read_model_info
-from shared.settings.pooler import PoolerConfig
-from shared.wire.messages import Activation, ModelInfo, PoolingInfo, PoolingType
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.settings.pooler import PoolerConfig, RunnerSetting
+from shared.wire.messages import Activation, PoolingInfo, PoolingType
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"
@@ -24,8 +23,6 @@ GEMMA = "Gemma3TextModel"  # EmbeddingGemma
 
 _BERT = re.compile(rf"((Modern|Nomic)?Bert|(XLM)?Roberta)(Model|ForMaskedLM|{CLASSIFIER})")
 _MODE = re.compile(r"pooling_mode_(\w+?)(_tokens?)?")
-
-RunnerSetting = Literal["auto", "generate", "pooling"]
 
 
 class _Module(msgspec.Struct):
@@ -71,22 +68,6 @@ class _Config(_Architectures):
         if self.id2label:
             return [self.id2label[key] for key in sorted(self.id2label, key=int)]
         return [f"LABEL_{number}" for number in range(self.num_labels or 2)]
-
-
-def read_served_model(
-    folder: Path,
-    names: list[str],
-    max_model_len: int | None,
-    runner: RunnerSetting = "auto",
-    pooler: PoolerConfig = PoolerConfig(),  # noqa: B008, it is frozen
-) -> ModelInfo:
-    """The result of ``read_model_info``, and ``pooling`` if the model pools instead of generating.
-    Raises ConfigError."""
-    pooling = read_pooling(folder, runner, pooler)
-    if pooling is not None and max_model_len is None:
-        max_model_len = _max_length(folder)
-    model = read_model_info(folder, names, max_model_len)
-    return replace(model, runner="pooling" if pooling else "generate", pooling=pooling)
 
 
 def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> PoolingInfo | None:
@@ -198,7 +179,7 @@ def _modules(folder: Path) -> list[_Module]:
         raise ConfigError(f"model: {path}: {error}") from None
 
 
-def _max_length(folder: Path) -> int | None:
+def max_length(folder: Path) -> int | None:
     """The longest text the model was trained for; None: its positions."""
     path = folder / LENGTH_FILE
     return decode_json(path, _Length).max_seq_length if path.is_file() else None

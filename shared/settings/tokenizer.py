@@ -1,5 +1,5 @@
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -18,7 +18,7 @@ from shared.settings.fields import (
     Names,
     NumTokens,
 )
-from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
+from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler, RunnerSetting
 
 
 def _without_name_of_vllm(value: Any) -> Any:
@@ -36,7 +36,7 @@ class PlainTokenizer(Settings):
         [], description="model names for clients (default: the folder's name, or org/name)"
     )
     max_model_len: NumTokens = MAX_MODEL_LEN
-    runner: Literal["auto", "generate", "pooling"] = RUNNER
+    runner: RunnerSetting = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
     generation_config: Annotated[str, BeforeValidator(_without_name_of_vllm)] = Field(
         "auto",

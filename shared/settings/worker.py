@@ -23,7 +23,7 @@ from shared.settings.fields import (
     Role,
     WeightForm,
 )
-from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
+from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler, RunnerSetting
 from shared.settings.speculative import Speculative, SpeculativeConfig
 from shared.stores.settings import StoreSettings
 from shared.wire.messages import (
@@ -45,7 +45,7 @@ class PlainWorker(Settings):
     scheduler_address: Addresses = SCHEDULER_ADDRESS
     model: Model = MODEL
     max_model_len: NumTokens = MAX_MODEL_LEN
-    runner: Literal["auto", "generate", "pooling"] = RUNNER
+    runner: RunnerSetting = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
     dtype: Dtype = Field(
         "auto", description="auto: bfloat16 if the machine computes it, else float32"

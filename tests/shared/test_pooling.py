@@ -8,7 +8,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
-from shared.pooled.folder import read_pooling, read_served_model
+from shared.pooling import read_pooling, read_served_model
 from shared.settings.load import load_settings
 from shared.settings.pooler import PoolerConfig
 from shared.settings.worker import WorkerConfig

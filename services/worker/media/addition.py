@@ -26,7 +26,7 @@ from shared.errors import ConfigError
 from shared.media.families import family_name, read_family
 from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.model_location import locate_model
-from shared.pooled.folder import read_pooling
+from shared.pooling import read_pooling
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS, Capacity

@@ -44,7 +44,7 @@ from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from shared.model_location import WEIGHTS, locate_model
-from shared.pooled.folder import encodes, read_served_model
+from shared.pooling import encodes, read_served_model
 from shared.settings.worker import WorkerConfig
 
 ROWS = 128  # quantized to measure their size: the most rows that share a scale

@@ -7,7 +7,7 @@ from services.worker.config.model_config import ModelConfig
 from services.worker.models.registry import MODELS, find_model, read_model_config
 from services.worker.startup.implementations import implementation
 from shared.errors import ConfigError
-from shared.pooled.folder import encodes
+from shared.pooling import encodes
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ModelInfo
 

@@ -21,13 +21,13 @@ from services.worker.layers.parallel import ALONE, Parallel, cannot_split
 from services.worker.layers.weights import Dense, Quantized, Weight, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
-from services.worker.pooling.head import open_pooled
 from services.worker.weights.cache.code_cache import CodeCache
 from services.worker.weights.check_tensors import check_form, check_kind, check_names
 from services.worker.weights.checkpoint import (
     Checkpoint,
     StoredTensor,
     open_checkpoint,
+    open_pooled,
     with_our_names,
 )
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head

@@ -1,9 +1,9 @@
-"""Checks that the model fits an endpoint: it writes texts, or it pools."""
+"""Checks that the model fits an endpoint: it writes texts."""
 
 from shared.errors import InvalidRequest
-from shared.wire.messages import ModelInfo, PoolingInfo
+from shared.wire.messages import ModelInfo
 
-NOT_GENERATING, NOT_POOLING = "model_does_not_generate", "model_does_not_pool"
+NOT_GENERATING = "model_does_not_generate"
 
 
 def check_generates(model: ModelInfo) -> None:
@@ -18,15 +18,3 @@ def check_generates(model: ModelInfo) -> None:
         param="model",
         code=NOT_GENERATING,
     )
-
-
-def pooling_of(model: ModelInfo) -> PoolingInfo:
-    """The model's pooling. Raises InvalidRequest for a model that writes texts."""
-    if model.pooling is None:
-        raise InvalidRequest(
-            f"the model {model.names[0]} writes texts (runner = generate); with --runner pooling"
-            " it gives embeddings, with classifier_from_token in --pooler-config scores",
-            param="model",
-            code=NOT_POOLING,
-        )
-    return model.pooling
