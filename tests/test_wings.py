@@ -48,7 +48,7 @@ LISTS = (
     "shared/link/sockets/context.py",
     "shared/model_location.py",
     "shared/pooling.py",
-    *(f"shared/settings/{name}.py" for name in (*SERVICES, "translate")),
+    *(f"shared/settings/{name}.py" for name in (*SERVICES, "known")),
 )
 # Tests of several wings at once.
 TOGETHER = (
@@ -65,7 +65,7 @@ GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "launches", "prompt_table", "results", "sections", "start"),
     *("step_launches", "summary", "timeline"),
 )
-CORE_LINES = 38_861  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 38_795  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
