@@ -26,7 +26,12 @@ ONLY_IN = {
     "zmq": ("shared/link/hosts/", "shared/link/keys.py", "cli/keys.py"),
     "torch": (
         *("services/worker/", "kernels/"),
-        *("cli/doctor/device.py", "cli/models/check_config.py", "cli/plan/machine.py"),
+        *(
+            "cli/doctor/device.py",
+            "cli/models/check_config.py",
+            "cli/plan/footprint.py",
+            "cli/plan/machine.py",
+        ),
     ),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": (
@@ -93,7 +98,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         },
         {"startup"},
         {"block_layout"},
-        {"adapters", "encoders", "foreign", "media", "moves", "stores", "engine"},
+        {"adapters", "encoders", "foreign", "media", "moves", "pooling", "stores", "engine"},
         {"attachment", "ranks", "step_thread"},
         {"extension"},
         {
@@ -115,8 +120,7 @@ COMMANDS_MAY_IMPORT = {
     # The text held out of the embedded model's training.
     "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
     # Uses the worker's memory calculation, and the scheduler's code for simulations.
-    "cli/plan/command.py": ("cli.", "shared.", "services.worker.startup.footprint."),
-    "cli/plan/speed.py": ("cli.", "shared.", "services.worker.startup.footprint."),
+    "cli/plan/footprint.py": ("shared.", "services.worker."),
     "cli/plan/machine.py": ("cli.", "shared.", "services.worker."),
     "cli/plan/replay.py": ("cli.", "shared.", "services.scheduler."),
     "cli/plan/simulated_worker.py": ("cli.", "shared.", "services.scheduler."),

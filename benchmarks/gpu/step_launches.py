@@ -17,10 +17,10 @@ from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.segments import Segments
+from services.worker.engine.device.stack_experts import stack_experts
 from services.worker.engine.device.states import DeviceStatePool
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import RecordedTrunk, TrunkShape
-from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable

@@ -22,9 +22,9 @@ from shared.settings.load import load_settings
 from shared.settings.worker import WorkerConfig
 
 if TYPE_CHECKING:
+    from cli.plan.footprint import Footprint
     from cli.plan.machine import Fit
     from cli.plan.speed import MeshTimes, StepTimes
-    from services.worker.startup.footprint import Footprint
 
 Say = Callable[[str], object]
 
@@ -54,10 +54,8 @@ def _plan(arguments: list[str]) -> int:
 def plan(given: Namespace, settings: WorkerConfig, say: Say = lambda _: None) -> dict[str, Any]:
     """Requests, model, settings, and each machine, for JSON. ``say`` reports slow operations.
     Raises ConfigError."""
+    from cli.plan.footprint import footprint_of  # imports torch, which takes seconds
     from cli.plan.machine import this_machine
-    from services.worker.startup.footprint import (
-        footprint_of,  # imports torch, which takes seconds
-    )
 
     if settings.num_ranks > 1:
         raise ConfigError(
@@ -175,6 +173,7 @@ def _times(
     say: Say,
 ) -> "tuple[StepTimes, MeshTimes] | None":
     """None without a source of times, such as steps of a model that decodes. Raises ConfigError."""
+    from cli.plan.footprint import has_weights
     from cli.plan.machine import shares_its_cores
     from cli.plan.speed import (
         ON_CORES_OF_ITS_OWN,
@@ -183,7 +182,6 @@ def _times(
         measure,
         read_measured,
     )
-    from services.worker.startup.footprint import has_weights
 
     if given.measured:
         return read_measured(given.measured, footprint), ON_CORES_OF_ITS_OWN

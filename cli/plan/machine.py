@@ -7,9 +7,9 @@ import torch
 from msgspec import structs
 
 from cli.plan.cards import Card
+from cli.plan.footprint import Footprint
 from services.worker.engine.host import HostEngine
 from services.worker.machine.hardware import Memory, choose_device, read_memory
-from services.worker.startup.footprint import Footprint
 from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
 from shared.errors import ConfigError
 from shared.process.cores import num_cores

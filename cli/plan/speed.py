@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from cli.plan.cards import Card
-from services.worker.startup.footprint import Footprint
+from cli.plan.footprint import Footprint
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 

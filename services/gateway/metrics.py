@@ -34,22 +34,11 @@ KEY_REFUSALS = Counter(
     "shoal_key_refusals", "Requests of an API key that a limit of its own refused", ["key", "limit"]
 )
 
-BATCH_REQUESTS = Counter(
-    "shoal_batch_requests",
-    "Lines of batches that have a result; result: completed or failed",
-    ["result"],
-)
-
 _MODEL = ["model_name"]
 PROMPT_TOKENS = Counter("vllm:prompt_tokens", "Prompt tokens of accepted requests", _MODEL)
 GENERATION_TOKENS = Counter("vllm:generation_tokens", "Tokens that clients were sent", _MODEL)
 FINISHED_REQUESTS = Counter(
     "vllm:request_success", "Choices that have ended", [*_MODEL, "finished_reason"]
-)
-POOLED_INPUTS = Counter(
-    "shoal_pooled_inputs",
-    "Texts and pairs with a pooled output sent to a client; task: embed or classify",
-    [*_MODEL, "task"],
 )
 # fmt: off
 TIME_TO_FIRST_TOKEN = Histogram(

@@ -1,9 +1,8 @@
 """The types of settings: parsing and validation."""
 
 import json
-import logging
 import re
-from collections.abc import Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,44 +11,11 @@ from pydantic_settings import NoDecode
 
 from shared.link.endpoint import check_dialled, check_host, check_listened
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.known import NAMES
 from shared.wire.messages import WorkerRole
 
-log = logging.getLogger(__name__)
-
 API_KEY = r"[!-~]{1,256}"
-MIN_REASONING_KEY_CHARS = 32
 MAX_WORKERS = 64
-WEIGHT_SYNONYMS = {  # vLLM's and FastDeploy's
-    "bitsandbytes": "nf4",
-    "block_wise_fp8": "fp8_block",
-    "fp8_per_block": "fp8_block",
-    "fp8_per_channel": "fp8",
-    "fp8_per_tensor": "fp8",
-    "w4a8": "wint4",
-    "wfp8afp8": "fp8",
-    "int8_per_channel_weight_only": "wint8",
-}
-CACHE_SYNONYMS = {  # vLLM's; Shoal's have a scale for each token and head
-    "int8_per_token_head": "int8",
-    "fp8_ds_mla": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_per_token_head": "fp8",
-    "bfloat16": "none",
-    "float16": "none",
-}
-ROLE_SYNONYMS = {"mixed": "both", "null": "both"}  # FastDeploy's and SGLang's
-DTYPE_SYNONYMS = {"float": "float32", "half": "float16"}  # vLLM's
-# vLLM's and SGLang's, for checkpoints that name their own format.
-CHECKPOINT_FORMS = {
-    *("auto-round", "awq", "awq_marlin", "compressed-tensors", "gptq", "gptq_marlin", "modelopt"),
-    *("modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4", "quark", "torchao"),
-    *("ascend", "w8a8_fp8", "w8a8_int8"),
-}
-# vLLM's and SGLang's loaders of the same safetensors.
-LOADERS = {
-    *("bitsandbytes", "fastsafetensors", "instanttensor", "layered", "mistral", "runai_streamer"),
-    *("runai_streamer_sharded", "remote"),
-}
 UNITS = {"k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 
 
@@ -64,13 +30,6 @@ def check_api_key(key: SecretStr) -> SecretStr:
     """Raises ValueError without quoting the key."""
     if not re.fullmatch(API_KEY, key.get_secret_value()):
         raise ValueError("expected 1 to 256 printable ASCII characters, no space")
-    return key
-
-
-def _check_reasoning_key(key: SecretStr) -> SecretStr:
-    """Raises ValueError without quoting the key."""
-    if len(key.get_secret_value()) < MIN_REASONING_KEY_CHARS:
-        raise ValueError(f"expected {MIN_REASONING_KEY_CHARS} characters or more")
     return key
 
 
@@ -106,22 +65,9 @@ def _check_num_workers(value: Any) -> Any:
     return value
 
 
-def _names_of(synonyms: Mapping[str, str]) -> BeforeValidator:
-    return BeforeValidator(
-        lambda value: synonyms.get(value, value) if isinstance(value, str) else value
-    )
-
-
-def _ignoring(names: Collection[str], instead: str, reason: str) -> BeforeValidator:
-    """Reads each of ``names`` as ``instead``, and logs the reason."""
-
-    def read(value: Any) -> Any:
-        if value not in names:
-            return value
-        log.warning("%s has no effect: %s", value, reason)
-        return instead
-
-    return BeforeValidator(read)
+def _values_of(setting: str) -> BeforeValidator:
+    """Reads the values of other servers too."""
+    return BeforeValidator(partial(NAMES.value, setting))
 
 
 def _read_tokens(value: Any) -> Any:
@@ -150,23 +96,21 @@ NumWorkers = Annotated[
 ]
 WeightForm = Annotated[
     Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"],
-    _names_of(WEIGHT_SYNONYMS),
-    _ignoring(CHECKPOINT_FORMS, "none", "a quantized checkpoint says so itself"),
+    _values_of("quantization"),
 ]
-Role = Annotated[WorkerRole, _names_of(ROLE_SYNONYMS)]
-Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], _names_of(DTYPE_SYNONYMS)]
+Role = Annotated[WorkerRole, _values_of("worker_role")]
+Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], _values_of("dtype")]
 LoadFormat = Annotated[
     Literal["auto", "safetensors", "dummy"],
-    _ignoring(LOADERS, "auto", "safetensors are read from the folder"),
+    _values_of("load_format"),
 ]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_read_object)]
 NumTokens = Annotated[int | None, BeforeValidator(_read_tokens)]
-KVCacheDtype = Annotated[Literal["auto", "none", "int8", "fp8"], _names_of(CACHE_SYNONYMS)]
+KVCacheDtype = Annotated[Literal["auto", "none", "int8", "fp8"], _values_of("kv_cache_dtype")]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 HostName = Annotated[str, AfterValidator(check_host)]
 ListenAddress = Annotated[str, AfterValidator(check_listened)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_api_key)]
-ReasoningKey = Annotated[SecretStr, AfterValidator(_check_reasoning_key)]
 ApiKeys = Annotated[list[ApiKey], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[
     list[Annotated[str, AfterValidator(_check_origin)]], NoDecode, BeforeValidator(_split)

@@ -1,7 +1,7 @@
 """The seam for settings under the names of other servers."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Known(NamedTuple):
@@ -30,3 +30,11 @@ class NamesElsewhere:
     def find(self, name: str) -> Known | None:
         """The setting ``name``, with or without ``no_`` before a boolean flag."""
         return None
+
+    def value(self, setting: str, value: Any) -> Any:
+        """A ``value`` of our ``setting``, under our name."""
+        return value
+
+    def speculation(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The keys of ``speculative-config``, under our names."""
+        return given

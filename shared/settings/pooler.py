@@ -8,6 +8,7 @@ from pydantic_settings import NoDecode
 from shared.settings.json_object import reader_of
 
 Text = Annotated[str, Field(min_length=1)]
+RunnerSetting = Literal["auto", "generate", "pooling"]
 
 
 class PoolerConfig(BaseModel):
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 else:  # a model class would add its keys as flags, and one of these would hide all keys of a file
     Pooler = Annotated[Any, NoDecode, BeforeValidator(_read)]
 
-RUNNER: Literal["auto", "generate", "pooling"] = Field(
+RUNNER: RunnerSetting = Field(
     "auto",
     description="generate: the model generates text; pooling: it returns embeddings or scores;"
     " auto: pooling if the model's folder or pooler-config asks for it",

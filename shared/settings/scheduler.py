@@ -2,11 +2,14 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from shared.media.settings import MediaMemory
 from shared.settings.base import Settings
 from shared.settings.fields import LISTEN_ADDRESS, ListenAddress
 
 
-class SchedulerConfig(Settings):
+class PlainScheduler(Settings):
+    """Without the settings of optional parts."""
+
     listen_address: ListenAddress | None = LISTEN_ADDRESS
     max_waiting: int = Field(1024, gt=0, description="requests in the waiting queue; above it 429")
     pipeline_depth: int = Field(
@@ -48,9 +51,6 @@ class SchedulerConfig(Settings):
     worker_grace_s: float = Field(
         60.0, ge=0, description="seconds that requests wait for the replacement of a lost worker"
     )
-    max_media_bytes: int = Field(
-        2 << 30, gt=0, description="pixels of images in open requests; above it 503"
-    )
     quarantine_s: float = Field(
         600.0,
         ge=0,
@@ -65,3 +65,10 @@ class SchedulerConfig(Settings):
                 f"max-long-partial-prefills: {num}: at most max-num-partial-prefills, {limit}"
             )
         return self
+
+
+class SchedulerConfig(
+    MediaMemory,
+    PlainScheduler,
+):
+    """The settings of a scheduler."""

@@ -1,26 +1,13 @@
 """The setting ``speculative-config``: the drafter and the number of drafts."""
 
-import logging
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_settings import NoDecode
 
 from shared.settings.json_object import reader_of
+from shared.settings.known import NAMES
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS
-
-log = logging.getLogger(__name__)
-
-FOREIGN_METHODS = {
-    *("dflash", "draft_model", "dspark", "eagle", "extract_hidden_states", "medusa"),
-    *("mlp_speculator", "suffix"),
-}
-FOREIGN_KEYS = {
-    *("attention_backend", "draft_sample_method", "draft_tensor_parallel_size", "enforce_eager"),
-    *("max_model_len", "moe_backend", "quantization", "rejection_sample_method"),
-    *("revision", "benchmark_mode", "num_model_steps"),
-}
-"""Keys of draft models or of kernels."""
 
 
 class SpeculativeConfig(BaseModel):
@@ -41,25 +28,7 @@ class SpeculativeConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_foreign(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """vLLM, SGLang and FastDeploy name MTP heads by family. Draft models of other kinds than
-        EAGLE-3 and Gemma 4's assistants, which are known by their names too, do not change the
-        output, so they are ignored."""
-        method, model = given.get("method"), str(given.get("model")).lower()
-        if method is None and "eagle3" in model:
-            method = "eagle3"
-        if method in (None, "draft_model") and "gemma" in model and "assistant" in model:
-            method = "mtp"
-        if isinstance(method, str) and method.endswith("_mtp"):
-            method = "mtp"
-        if method in FOREIGN_METHODS or (method is None and "model" in given):
-            log.warning(
-                "speculative-config has no effect: of draft models only eagle3 and assistants of"
-                " Gemma 4 work"
-            )
-            return {"method": "none"}
-        others = FOREIGN_KEYS if method in ("eagle3", "mtp") else {*FOREIGN_KEYS, "model"}
-        ours = {key: each for key, each in given.items() if key not in others}
-        return ours | {"method": method} if method else ours
+        return NAMES.speculation(given)
 
     @model_validator(mode="after")
     def _check_lookup(self) -> Self:

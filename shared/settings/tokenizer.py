@@ -1,8 +1,9 @@
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from shared.media.settings import MediaReading
 from shared.settings.base import Settings
 from shared.settings.fields import (
     LISTEN_ADDRESS,
@@ -17,7 +18,7 @@ from shared.settings.fields import (
     Names,
     NumTokens,
 )
-from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
+from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler, RunnerSetting
 
 
 def _without_name_of_vllm(value: Any) -> Any:
@@ -25,7 +26,9 @@ def _without_name_of_vllm(value: Any) -> Any:
     return "none" if value == "vllm" else value
 
 
-class TokenizerConfig(Settings):
+class PlainTokenizer(Settings):
+    """Without the settings of optional parts."""
+
     listen_address: ListenAddress | None = LISTEN_ADDRESS
     scheduler_address: Addresses = SCHEDULER_ADDRESS
     model: Model = MODEL
@@ -33,7 +36,7 @@ class TokenizerConfig(Settings):
         [], description="model names for clients (default: the folder's name, or org/name)"
     )
     max_model_len: NumTokens = MAX_MODEL_LEN
-    runner: Literal["auto", "generate", "pooling"] = RUNNER
+    runner: RunnerSetting = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
     generation_config: Annotated[str, BeforeValidator(_without_name_of_vllm)] = Field(
         "auto",
@@ -67,23 +70,12 @@ class TokenizerConfig(Settings):
         description="format of the model's reasoning: auto (recognized from its chat template),"
         " none, or a name, for example qwen3",
     )
-    mm_processor_kwargs: JsonObject = Field(
-        {},
-        description="limits of images within the model's, and a request's within these in its"
-        " mm_processor_kwargs: min_pixels, max_pixels, or size, for example"
-        ' {"max_pixels": 1003520}',
-    )
-    mm_processor_cache_gb: float = Field(
-        1.0, ge=0, le=1024, description="GiB of memory for the pixels of images that were read"
-    )
-    max_image_pixels: int = Field(
-        64 << 20,
-        gt=0,
-        le=1 << 30,
-        description="most pixels of an image in its file; above 400",
-    )
-    media_readers: int = Field(
-        2, gt=0, le=64, description="processes that read images; they start with the first one"
-    )
     max_open_requests: int = MAX_OPEN_REQUESTS
     tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")
+
+
+class TokenizerConfig(
+    MediaReading,
+    PlainTokenizer,
+):
+    """The settings of a tokenizer."""

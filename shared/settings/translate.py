@@ -14,17 +14,10 @@ from typing import Any
 
 from shared.errors import ConfigError
 from shared.settings.environment import PREFIX, unread_variables
-from shared.settings.names_elsewhere import Known, NamesElsewhere
-from shared.settings.other_servers.tables import OtherServers
+from shared.settings.known import NAMES
+from shared.settings.names_elsewhere import Known
 
 log = logging.getLogger(__name__)
-
-ELSEWHERE: tuple[type[NamesElsewhere], ...] = (
-    OtherServers,
-    NamesElsewhere,
-)
-"""The first one is used."""
-NAMES = ELSEWHERE[0]()
 
 LISTS = (
     "allowed_hosts",

@@ -1,10 +1,11 @@
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_settings import CliSuppress, NoDecode
+from pydantic import Field, model_validator
+from pydantic_settings import CliSuppress
 
+from shared.adapters.settings import AdapterSettings
+from shared.device.settings import GraphSettings
 from shared.link.endpoint import FIRST_PORTS, MAX_PORT
 from shared.settings.base import KEYS_OR_NOT, Settings
 from shared.settings.fields import (
@@ -20,13 +21,12 @@ from shared.settings.fields import (
     Model,
     NumTokens,
     Role,
-    Sizes,
     WeightForm,
 )
-from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
+from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler, RunnerSetting
 from shared.settings.speculative import Speculative, SpeculativeConfig
+from shared.stores.settings import StoreSettings
 from shared.wire.messages import (
-    MAX_ADAPTERS,
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
@@ -35,66 +35,17 @@ from shared.wire.messages import (
     MAX_STALL_S,
 )
 
-EXAMPLE = 'name=folder, or {"name": "sql", "path": "/adapters/sql"}'
-MAX_NAME_CHARS = 256
-
-
-class LoraModule(BaseModel):
-    """An adapter (LoRA) that is loaded at the start; names are vLLM's, ``lora-dir`` is ours."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
-    path: Path
-    base_model_name: str | None = None  # vLLM's; there is one base
-
-
-def _read_modules(value: Any) -> Any:
-    """Reads name=folder, JSON objects, or several of either: a list, or separated by commas."""
-    if isinstance(value, str):
-        value = _split(value)
-    values = value if isinstance(value, list) else [value]
-    modules = [_read_module(each) for each in values]
-    names = [each["name"] if isinstance(each, dict) else each.name for each in modules]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValueError(f"{twice} is the name of two adapters")
-    return modules
-
-
-def _split(text: str) -> Any:
-    if not text.startswith(("[", "{")):
-        return text.split(",") if text else []
-    try:
-        return json.loads(text if text.startswith("[") else f"[{text}]")
-    except ValueError:
-        raise ValueError(f"expected {EXAMPLE}") from None
-
-
-def _read_module(value: Any) -> Any:
-    if isinstance(value, LoraModule):
-        return value
-    if isinstance(value, str) and value.startswith("{"):
-        value = _split(value)[0]
-    if isinstance(value, str):
-        name, separator, path = value.partition("=")
-        value = {"name": name, "path": path} if separator and path else None
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise ValueError(f"expected {EXAMPLE}")
-    return value
-
-
-LoraModules = Annotated[list[LoraModule], NoDecode, BeforeValidator(_read_modules)]
-
-
 MAX_RANKS = 64
 RANK_SETTINGS = {"rank", "leader"}  # passed from the first rank to the others
 
 
-class WorkerConfig(Settings):
+class PlainWorker(Settings):
+    """Without the settings of optional parts."""
+
     scheduler_address: Addresses = SCHEDULER_ADDRESS
     model: Model = MODEL
     max_model_len: NumTokens = MAX_MODEL_LEN
-    runner: Literal["auto", "generate", "pooling"] = RUNNER
+    runner: RunnerSetting = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
     dtype: Dtype = Field(
         "auto", description="auto: bfloat16 if the machine computes it, else float32"
@@ -206,43 +157,6 @@ class WorkerConfig(Settings):
         description="on a GPU: GiB of weights in host memory, as whole layers that each step"
         " copies to the GPU",
     )
-    enable_lora: bool = Field(
-        False,
-        description="serve adapters (LoRA); lora-modules and lora-dir imply it",
-    )
-    lora_modules: LoraModules = Field(
-        [],
-        description="adapters loaded at the start, as name=folder or JSON"
-        ' {"name", "path"}; the folders are PEFT\'s, with safetensors',
-    )
-    lora_dir: Path | None = Field(
-        None,
-        description="folder of adapters: each folder in it is loaded at the start under its name;"
-        " /v1/load_lora_adapter reads nothing outside it",
-    )
-    max_loras: int = Field(
-        8, ge=1, le=64, description="adapters that running sequences of a worker use at once"
-    )
-    max_lora_rank: int = Field(64, ge=1, le=512, description="largest rank of an adapter")
-    max_cpu_loras: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_ADAPTERS,
-        description="memory of a worker for this number of adapters of max-lora-rank that change"
-        " linear layers (default: max-loras, or as many as lora-modules)",
-    )
-    kv_offloading_size: float = Field(
-        0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="on a CPU: GiB of a store for blocks of the KV cache that outlives the worker;"
-        " 0: none",
-    )
-    kv_offloading_dir: Path | None = Field(
-        None,
-        description="folder of the stores of kv-offloading-size, of this user alone; memory if it"
-        " is on tmpfs (default: /dev/shm/shoal-UID)",
-    )
     kv_transfer: bool = Field(
         True,
         description="on a CPU: sequences of a leaving worker move to another with their KV blocks",
@@ -262,17 +176,6 @@ class WorkerConfig(Settings):
     )
     native_kernels: bool = Field(
         True, description="on a CPU: use native code if it supports the model"
-    )
-    enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
-    cudagraph_mode: Literal["full", "full_decode_only"] = Field(
-        "full",
-        description="on a GPU: steps captured as CUDA graphs; full_decode_only: decode steps;"
-        " full: also forward passes with prompts",
-    )
-    cudagraph_capture_sizes: Sizes = Field(
-        [1, 4, 16, 32, 64, 96, 128, 256],
-        description="on a GPU: numbers of sequences captured as CUDA graphs, up to max-num-seqs;"
-        " with cudagraph-mode full also numbers of tokens of steps with prompts",
     )
     draft_acceptance: float | None = Field(
         None,
@@ -329,17 +232,8 @@ class WorkerConfig(Settings):
     )
 
     @property
-    def has_adapters(self) -> bool:
-        return self.enable_lora or bool(self.lora_modules) or self.lora_dir is not None
-
-    @property
     def reads_media(self) -> bool:
         return not self.language_model_only
-
-    @property
-    def num_adapters(self) -> int:
-        """The most adapters in memory."""
-        return self.max_cpu_loras or max(self.max_loras, len(self.lora_modules))
 
     @property
     def num_ranks(self) -> int:
@@ -372,12 +266,6 @@ class WorkerConfig(Settings):
         return self
 
     @model_validator(mode="after")
-    def _check_adapters(self) -> Self:
-        if (num := len(self.lora_modules)) > self.num_adapters:
-            raise ValueError(f"lora-modules: {num} adapters; max-cpu-loras is {self.num_adapters}")
-        return self
-
-    @model_validator(mode="after")
     def _check_hosts(self) -> Self:
         size, num = self.num_ranks, self.nnodes
         if self.node_rank >= num:
@@ -399,3 +287,12 @@ class WorkerConfig(Settings):
         if self.keys is None and not self.insecure_tcp:
             raise ValueError(f"nnodes needs {KEYS_OR_NOT}")
         return self
+
+
+class WorkerConfig(
+    AdapterSettings,
+    GraphSettings,
+    StoreSettings,
+    PlainWorker,
+):
+    """The settings of a worker."""

@@ -14,12 +14,12 @@ from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.segments import Segments
+from services.worker.engine.device.stack_experts import stack_experts
 from services.worker.engine.device.states import DeviceStatePool
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear
-from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable

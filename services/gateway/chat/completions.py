@@ -11,7 +11,6 @@ from services.gateway.chat.media import Media
 from services.gateway.chat.open_generation import GenerationTools, OpenGeneration, hold
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.reply_bytes import token_bytes
-from services.gateway.chat.requests.runner import check_generates
 from services.gateway.chat.serving import start_meter, warn
 from services.gateway.chat.structure import Structure
 from services.gateway.http.account import owner_of
@@ -22,8 +21,11 @@ from services.gateway.http.routes import observer_of
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
+from shared.errors import InvalidRequest
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import ModelInfo
+
+NOT_GENERATING = "model_does_not_generate"
 
 
 class Completions:
@@ -102,9 +104,23 @@ class Completions:
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts and the parsed options are kept."""
         body, model = await self._intake.read(request, reservation)
-        check_generates(model)
+        _check_generates(model)
         with observer_of(request).measure("parse"):
             limits = replace(self._limits, promise=self._intake.promise(request))
             job = await endpoint.job(body, model, limits, self._intake.parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model
+
+
+def _check_generates(model: ModelInfo) -> None:
+    """Raises InvalidRequest for a model that pools."""
+    if model.pooling is None:
+        return
+    routes = "/v1/embeddings, /pooling, /score and /rerank"
+    if model.pooling.task == "classify":
+        routes = "/classify, /pooling, /score and /rerank"
+    raise InvalidRequest(
+        f"the model {model.names[0]} pools (runner): it writes no texts, and answers {routes}",
+        param="model",
+        code=NOT_GENERATING,
+    )

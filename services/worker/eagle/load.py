@@ -1,8 +1,6 @@
 """Gives a model the head of a folder with EAGLE-3's draft model, in place of its MTP head."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +12,7 @@ from services.worker.layers.embedding import DraftLMHead, Embedding, LMHead
 from services.worker.layers.parallel import as_shard
 from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
+from services.worker.speculation.choose import check_one_rank, naming_the_setting
 from services.worker.weights.checkpoint import (
     Checkpoint,
     StoredTensor,
@@ -55,7 +54,7 @@ class EagleDrafts:
     """A head that was opened and fits ``model``; its tensors are not read yet."""
 
     def __init__(self, settings: WorkerConfig, model: ModelConfig) -> None:
-        with _named():
+        with naming_the_setting():
             self._forms = Forms(settings.quantization, settings.lm_head_quantization, "none")
             folder = locate_model(str(settings.speculative_config.model)).folder
             self._config = read_eagle_config(folder, model)
@@ -70,7 +69,7 @@ class EagleDrafts:
         """On the device ``meta`` nothing is read. Raises ConfigError."""
         module = self._lay_out(model, dtype, device)
         if device.type != "meta":
-            with _named():
+            with naming_the_setting():
                 placement = WeightPlacement(module, device)
                 fill(module, self._stored, progress, placement, self._forms)
         trunk = model.model
@@ -107,10 +106,8 @@ def open_drafts(settings: WorkerConfig, model: ModelConfig | None, _: torch.devi
     method = "speculative-config: method eagle3"
     if model is None:
         raise ConfigError(f"{method}: transformers computes the model; it must be one of our own")
-    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if (num := getattr(settings, key)) > 1:
-            name = key.replace("_", "-")
-            raise ConfigError(f"{method}: {name} {num} is not supported; only 1 is")
+    with naming_the_setting():
+        check_one_rank(settings)
     planned = build_model(model, torch.float32, torch.device("meta"))
     family = type(planned)
     if family.forward is not DecoderLM.forward or planned.embedding_scale != 1.0:
@@ -148,12 +145,3 @@ def _are_same(own: Embedding, other: Embedding) -> bool:
     weights = own.weight, other.weight
     tensors = [each.values for each in weights if isinstance(each, Dense)]
     return len(tensors) == 2 and not own.weight.values.is_meta and torch.equal(*tensors)
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """Errors name the setting of the draft model."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"speculative-config: {error}") from None

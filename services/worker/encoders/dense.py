@@ -9,7 +9,7 @@ from torch import nn
 
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, SINGLE_FILE, decode_json, find_file
-from shared.pooling import MODULES_FILE
+from shared.pooled.folder import MODULES_FILE
 
 ACTIVATIONS = {"Identity": nn.Identity, "Tanh": nn.Tanh}
 PREFIX = "linear."

@@ -14,21 +14,21 @@ from services.worker.encoders.dense import read_dense
 from services.worker.encoders.model import EncoderLM
 from services.worker.machine.hardware import Memory
 from services.worker.speculation.choose import NO_SPECULATION
-from services.worker.startup.footprint import META, Footprint
 from services.worker.startup.implementations import errors_as_config_errors
 from services.worker.startup.loaded_model import LoadedModel, capacity_of
 from services.worker.startup.model_shape import ModelShape, ParameterCount
-from services.worker.startup.plan_memory import estimate_requirements
+from services.worker.startup.plan_memory import MemoryRequirements, estimate_requirements
 from services.worker.step.sampler import TorchSampler
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
-from shared.pooling import CLASSIFIER, GEMMA
+from shared.pooled.folder import CLASSIFIER, GEMMA
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import EVERY_LAYER, Capacity, ModelInfo
 
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # tensors that lack are refused
 
+META = torch.device("meta")
 SEED = 0
 NOTHING = (2, 0, 0)  # no layer keeps keys and values
 ABSOLUTE = "absolute"
@@ -74,9 +74,9 @@ def can_serve(folder: Path, max_model_len: int) -> bool:
     return True
 
 
-def footprint_of(
+def requirements_of(
     settings: WorkerConfig, folder: Path, info: ModelInfo, dtype: torch.dtype, device: torch.device
-) -> Footprint:
+) -> tuple[ParameterCount, MemoryRequirements]:
     """The memory of an encoder from its config alone. Raises ConfigError."""
     capacity = capacity_of(settings, info, device, NO_SPECULATION)
     model, shape = load(folder, dtype, META, capacity, is_dummy=True, codes=None)
@@ -84,9 +84,8 @@ def footprint_of(
         *(settings, folder, info, shape, model, TorchSampler(), device, dtype, NO_SPECULATION),
         *(np.empty(0, np.int64), Memory(0, 0), None),
     )
-    needs = estimate_requirements(loaded)
     num = sum(each.numel() for each in model.parameters())
-    return Footprint(ParameterCount(num, num), needs, kv_per_token=0, always=needs.weights)
+    return ParameterCount(num, num), estimate_requirements(loaded)
 
 
 def _read_config(folder: Path) -> Any:

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from services.worker.models import TorchCausalLM
+from services.worker.pooling.prompts import StatePooler
 from services.worker.slots.table import SlotTable
-from services.worker.step.pooling import Pooler
 from services.worker.step.rows import Rows
 from shared.errors import ConfigError
 from shared.model_folder import PADDED
@@ -38,7 +38,7 @@ class EncoderLM(TorchCausalLM):
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
         self._max_tokens = max_tokens
 
-    def make_pooler(self, pooling: PoolingInfo) -> Pooler:
+    def make_pooler(self, pooling: PoolingInfo) -> StatePooler:
         """Raises ConfigError."""
         config = self.trunk.config
         classifies = isinstance(self.head, _ClassHead)
@@ -56,7 +56,7 @@ class EncoderLM(TorchCausalLM):
         return hidden.new_zeros(len(hidden), self.vocab_size) if out is None else out.zero_()
 
 
-class EncoderPooler(Pooler):
+class EncoderPooler(StatePooler):
     """Computes prompts side by side, up to ``max_tokens`` at once, and pools their states in
     float32. ``head`` maps pooled states to embeddings or the logits of classes."""
 

@@ -1,6 +1,7 @@
 """Models, one file a family, and their interface to the engines."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 from kernels.cpu.decode import NativeDecoder
 from services.worker.layers.offloaded import Offloaded
+
+MakeDrafter = Callable[..., Any]  # a Drafter, with the arguments of MtpDrafter
 
 
 def parts_of(given: Tensor, more_sizes: tuple[int, ...]) -> list[Tensor]:
@@ -32,7 +35,7 @@ class DraftHead(Protocol):
     Its layer of the KV cache comes after the trunk's layers. ``make_drafter``: see ``MtpHead``.
     """
 
-    make_drafter: Any
+    make_drafter: MakeDrafter | None
 
     def first_state(self, hidden: Tensor) -> Tensor:
         """The trunk's output [T, size] → the states [T, hidden] of the first pairs."""
@@ -55,7 +58,8 @@ class CausalLM(nn.Module, ABC):
     draft_head: DraftHead | None = None
     offloaded: Offloaded | None = None  # a pass copies their weights to the device
     make_pooler: Any = None  # PoolingInfo → Pooler, of a model that pools by itself
-    place_logits: Any = staticmethod(lambda slots: None)  # is told the slots of rows of logits
+    # Is told the slots [S] of rows of logits.
+    place_logits: Callable[[np.ndarray], None] = staticmethod(lambda slots: None)
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

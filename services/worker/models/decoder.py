@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.machine.state_pool import StateSpec
+from services.worker.models import MakeDrafter
 from services.worker.models.parts import Parts, make_norm
 from shared.errors import ConfigError
 from shared.wire.messages import EVERY_LAYER, Group
@@ -105,7 +106,7 @@ class MtpHead(ABC):
     """
 
     lm_head: LMHead
-    make_drafter: Any = None
+    make_drafter: MakeDrafter | None = None
 
     def first_state(self, ops: Ops[X], hidden: X) -> X:
         """The trunk's hidden states [T, hidden], or the inputs of its tapped layers, as the head

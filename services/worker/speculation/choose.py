@@ -1,7 +1,8 @@
 """Chooses the drafter and the number of drafts from settings and model."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from services.worker.machine.kv_cache import KVCache
@@ -13,6 +14,7 @@ from services.worker.step.sampler import Sampler
 from services.worker.step.sampling import Rules
 from shared.errors import ConfigError
 from shared.settings.speculative import SpeculativeConfig
+from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity
 
 log = logging.getLogger(__name__)
@@ -65,8 +67,25 @@ def make_drafter(
     if speculation.method == "mtp":
         if model.draft_head is None:
             return NoDrafter(recomputes_states=True)
-        make: Callable[..., Drafter] = model.draft_head.make_drafter or MtpDrafter
+        make = model.draft_head.make_drafter or MtpDrafter
         return make(model.draft_head, sampler, rules, kv_cache, capacity)
     if speculation.method == "ngram":
         return NgramDrafter(*wanted.lookup_lens)
     return NoDrafter()
+
+
+@contextmanager
+def naming_the_setting() -> Iterator[None]:
+    """Errors of a draft model name its setting."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"speculative-config: {error}") from None
+
+
+def check_one_rank(settings: WorkerConfig) -> None:
+    """For draft models. Raises ConfigError."""
+    for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (num := getattr(settings, key)) > 1:
+            method, name = settings.speculative_config.method, key.replace("_", "-")
+            raise ConfigError(f"method {method}: {name} {num} is not supported; only 1 is")

@@ -85,6 +85,8 @@ class MtpDrafter:
             return
         last = torch.from_numpy(_last_tokens(table, done, slots)).to(out.device)
         drafts = Drafts(slots, nums, out.index_select(0, last))
+        self.start(table, drafts)
+        self._sample_draft(table, drafts)
         while drafts.num < nums.max():
             self.go_on(table, drafts)
             self._sample_draft(table, drafts)
@@ -107,10 +109,11 @@ class MtpDrafter:
         with forward_context(context):
             return self.head.forward(states, ids, batch.positions)
 
+    def start(self, table: SlotTable, drafts: Drafts) -> None:
+        """Prepares the first drafts: their pairs are some of the step's."""
+
     def go_on(self, table: SlotTable, drafts: Drafts) -> None:
         """Computes one more pair of each: the output of the last one, and the draft from it."""
-        if not drafts.num:
-            return  # its pair is one of the step's
         slots = drafts.slots
         entries = np.minimum(table.num_tokens[slots] + drafts.num - 1, table.max_len)
         ids = torch.from_numpy(table.ids[slots, entries]).to(drafts.out.device)

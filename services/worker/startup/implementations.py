@@ -1,7 +1,7 @@
 """Optional modules of a worker: implementations of models besides our own, by their names in
 ``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
-draft models, by their methods, engines besides the host's, guides of outputs, loads of experts, and
-the start of ranks (``ranks.py``)."""
+draft models, by their methods, engines besides the host's, guides of outputs, loads of experts,
+poolers, and the start of ranks (``ranks.py``)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +16,11 @@ from services.worker.config.model_config import ModelConfig
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.model_shape import ModelShape
+from services.worker.step.parts import Pooler
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import Capacity
+from shared.wire.messages import Capacity, ModelInfo
 
 MODULES = {
     "encoders": "services.worker.encoders.load",
@@ -38,6 +39,9 @@ GUIDES: list[str] = [
 ]
 LOADS: list[str] = [
     "services.worker.expert_loads.loads",
+]
+POOLERS: list[str] = [
+    "services.worker.pooling.load",
 ]
 RANK_MODULES: list[str] = [
     "services.worker.ranks.join_ranks",
@@ -103,6 +107,21 @@ def implementation(name: str) -> Implementation | None:
 def count_loads(model: DecoderLM, device: torch.device) -> Collector | None:
     """Counts the tokens of the experts of ``model``. Raises ConfigError if it has none."""
     return cast(Collector, import_module(LOADS[0]).ExpertLoads(model, device)) if LOADS else None
+
+
+def make_pooler(
+    settings: WorkerConfig,
+    folder: Path,
+    model_info: ModelInfo,
+    model: DecoderLM | CausalLM,
+    computed: CausalLM,
+    device: torch.device,
+) -> Pooler | None:
+    """None for a model that generates. Raises ConfigError."""
+    if (pooling := model_info.pooling) is None:
+        return None
+    make = import_module(POOLERS[0]).make_pooler
+    return cast(Pooler, make(settings, folder, pooling, model, computed, device))
 
 
 @contextmanager

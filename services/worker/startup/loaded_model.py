@@ -39,7 +39,7 @@ from services.worker.startup.additions import (
     operators_of,
 )
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.implementations import GUIDES, count_loads, open_drafts
+from services.worker.startup.implementations import GUIDES, count_loads, make_pooler, open_drafts
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import (
     ModelShape,
@@ -49,9 +49,8 @@ from services.worker.startup.model_shape import (
 )
 from services.worker.startup.native_config import find_native_config
 from services.worker.startup.ranks import Joined, ranks_of, share_of
-from services.worker.step.pooling import Pooler
+from services.worker.step.parts import Pooler
 from services.worker.step.sampler import Sampler
-from services.worker.weights.pooled import make_up_score_head, read_score_head
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.model_folder import read_eos_ids
@@ -65,35 +64,6 @@ Choose = Callable[
     [DecoderLM | CausalLM, WorkerConfig, torch.dtype, Operators], tuple[CausalLM, Sampler]
 ]
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
-
-
-def make_pooler(
-    settings: WorkerConfig,
-    folder: Path,
-    model_info: ModelInfo,
-    model: DecoderLM | CausalLM,
-    computed: CausalLM,
-    device: torch.device,
-) -> Pooler | None:
-    """Raises ConfigError."""
-    pooling = model_info.pooling
-    if pooling is None or not isinstance(model, DecoderLM):
-        return cast(Pooler | None, pooling and computed.make_pooler(pooling))
-    head, hidden_size = None, model.config.hidden_size
-    if pooling.task == "classify" and settings.load_format == "dummy":
-        head = make_up_score_head(pooling.size, hidden_size)
-    elif pooling.task == "classify":
-        tokens = settings.pooler_config.classifier_from_token
-        if tokens is not None and model.logits_softcap is not None:
-            raise ConfigError(
-                "pooler-config: classifier_from_token is not for models whose logits are bent"
-                f" (final_logit_softcapping {model.logits_softcap})"
-            )
-        head = read_score_head(folder, pooling, tokens, hidden_size)
-        head = head * (1.0 if tokens is None else model.logits_scale)
-    how = f"{pooling.pooling_type} state, {pooling.activation}, {pooling.size} numbers"
-    log.info("pooling: %s: %s", pooling.task, how)
-    return Pooler(computed.logits, None if head is None else head.to(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,19 @@
 """The optional parts of a step, in the order of both engines."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from services.worker.machine.streams import Fetched
 from services.worker.models import CausalLM
 from services.worker.repetition.repetitions import Repetitions
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import Logprobs
-from services.worker.step.pooling import PooledPrompts, Pooler
 from services.worker.step.prompt_logprobs import PromptLogprobs
 from services.worker.step.results import RowPart
+from services.worker.step.rows import Rows
 from services.worker.step.sampling import Rules
 from services.worker.step.step import Backend, PendingResult, Step, StepPart
 from shared.wire.messages import ResultRow, RunKind, TokenRun
@@ -24,12 +25,23 @@ ENDINGS: list[Callable[[SlotTable], StepPart[Any]]] = [
 """They end outputs early, and precede logprobs: tokens after the end are dropped."""
 
 
+class Pooler(Protocol):
+    """Pools the hidden states of prompts in place of sampling."""
+
+    def pool(self, table: SlotTable, rows: Rows, hidden: Tensor) -> list[tuple[Tensor, list[int]]]:
+        """Takes the chunks of a step with their states ``hidden`` [T, hidden_size]. Returns the
+        vectors [n, num_values] and slots of prompts that end in it."""
+
+    def part(self, table: SlotTable, backend: Backend) -> StepPart[Any]:
+        """The part of each step that pools."""
+
+
 def make_parts(
     table: SlotTable, backend: Backend, rules: Rules, model: CausalLM, pooler: Pooler | None
 ) -> list[StepPart[Any]]:
     """A model with a ``pooler`` does not sample."""
     if pooler is not None:
-        return [PooledPrompts(table, backend, pooler)]
+        return [pooler.part(table, backend)]
     return [
         rules,
         *(make(table) for make in ENDINGS),

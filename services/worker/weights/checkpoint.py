@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
 from shared.errors import ConfigError
+from shared.model_folder import weight_files
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ VIEWS: dict[str, str] = {
     "NemotronHForCausalLM": "services.worker.hybrids.names",
 }
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
+SCORE = "score.weight"
 IMAGES = (  # and sounds
     *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
     *("vision_model.", "resampler_model.", "mm_projector.", "vision_encoder.", "merger.", "mlp1."),
@@ -153,6 +155,21 @@ def _tensors(file: Path) -> Iterator[StoredTensor]:
             yield StoredTensor(file, name, mapped.get_slice(name))
     except SafetensorError as error:
         raise ConfigError(f"model: {file} is no good safetensors file: {error}") from None
+
+
+class BareTrunk(Checkpoint):
+    """The tensors of a trunk alone, with names that lack its prefix."""
+
+    def source(self, name: str) -> TensorSource:
+        return TensorSource(name.removeprefix(TRUNK))
+
+
+def open_pooled(folder: Path) -> Checkpoint:
+    """The checkpoint of a model that pools, without its head. Raises ConfigError."""
+    checkpoint = open_checkpoint(weight_files(folder))
+    tensors = {name: each for name, each in checkpoint.tensors.items() if name != SCORE}
+    is_bare = not any(name.startswith(TRUNK) for name in tensors)
+    return (BareTrunk if is_bare else Checkpoint)(checkpoint.folder, tensors)
 
 
 class TextPart(Checkpoint):

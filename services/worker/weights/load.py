@@ -27,11 +27,11 @@ from services.worker.weights.checkpoint import (
     Checkpoint,
     StoredTensor,
     open_checkpoint,
+    open_pooled,
     with_our_names,
 )
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, KnownCodes, Quantization
-from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes

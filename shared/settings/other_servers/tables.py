@@ -5,8 +5,10 @@ Sources: vLLM's engine and server arguments (0.8 to 0.32), SGLang's ``server_arg
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from shared.settings.names_elsewhere import Known, NamesElsewhere
+from shared.settings.other_servers.values import speculation_of, value_of
 
 SAME = {
     "context_length": "max_model_len",
@@ -306,3 +308,9 @@ class OtherServers(NamesElsewhere):
             found = FOREIGN.get(name.removeprefix("no_"))
             return found if found and found.reason and not found.takes_value else None
         return found
+
+    def value(self, setting: str, value: Any) -> Any:
+        return value_of(setting, value)
+
+    def speculation(self, given: dict[str, Any]) -> dict[str, Any]:
+        return speculation_of(given)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from services.worker.backends.torch_lm import TorchLM
-from services.worker.layers.stack_experts import stack_experts
+from services.worker.engine.device.stack_experts import stack_experts
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     EXPERTS,

@@ -246,10 +246,3 @@ def test_a_model_that_transformers_computes_is_refused(tmp_path: Path, setting: 
     text = f"{setting.replace('_', '-')}: wint8 is for our own architectures"
     with pytest.raises(ConfigError, match=text):
         make_engine(tmp_path, model_impl="transformers", **{setting: "wint8"})
-
-
-def test_a_model_that_pools_has_no_head(tmp_path: Path) -> None:
-    save_model(tmp_path, LlamaForCausalLM)
-    text = "lm-head-quantization: wint8: a model that pools has no output head"
-    with pytest.raises(ConfigError, match=text):
-        make_engine(tmp_path, runner="pooling", lm_head_quantization="wint8")

@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.harness.engines import make_engine
 from cli.plan.cards import CARDS
+from cli.plan.footprint import footprint_of
 from cli.plan.machine import fit_here, fit_on
 from services.worker.models.registry import read_model_config
-from services.worker.startup.footprint import footprint_of
 from services.worker.weights.dummy import make_dummy
 from shared.model_folder import EMBEDDED_MODEL
 from shared.settings.worker import WorkerConfig

@@ -191,3 +191,10 @@ def test_a_scheduler_that_knows_of_no_pooling_is_refused() -> None:
         assert service.refusal(hello) == refusal
         newer = msgspec.structs.replace(hello, minor=POOLING_MINOR)
         assert service.refusal(newer) is None
+
+
+def test_a_model_that_pools_has_no_head(tmp_path: Path) -> None:
+    save_embedder(tmp_path)
+    text = "lm-head-quantization: wint8: a model that pools has no output head"
+    with pytest.raises(ConfigError, match=text):
+        make_engine(tmp_path, runner="pooling", lm_head_quantization="wint8")

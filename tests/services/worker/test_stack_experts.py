@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kernels.codes import Codes
+from services.worker.engine.device.stack_experts import stack_experts
 from services.worker.layers.linear import Linear
-from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 from services.worker.weights.checkpoint import open_checkpoint

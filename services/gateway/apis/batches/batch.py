@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
+from prometheus_client import Counter
 
 from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.objects import (
@@ -21,7 +22,6 @@ from services.gateway.apis.batches.objects import (
 )
 from services.gateway.http.fair_time import FairThreads
 from services.gateway.http.internal_socket import OWNER_HEADER
-from services.gateway.metrics import BATCH_REQUESTS
 from shared.batch.check import MAX_ERRORS, Checked, check
 from shared.batch.lines import LineError
 from shared.batch.results import ResultFile
@@ -30,6 +30,11 @@ from shared.process.fair_slots import FairSlots
 from shared.sender import KeyRefused, Sender
 from shared.settings.gateway import GatewayConfig
 
+BATCH_REQUESTS = Counter(
+    "shoal_batch_requests",
+    "Lines of batches that have a result; result: completed or failed",
+    ["result"],
+)
 Result = TypeVar("Result")
 
 LOOK_S = 0.5

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from aiohttp import web
+from prometheus_client import Counter
 
 from services.gateway.api import Api, Core
 from services.gateway.apis.pooling.parse import (
@@ -14,6 +15,7 @@ from services.gateway.apis.pooling.parse import (
     parse_classify,
     parse_embeddings,
     parse_pooling,
+    pooling_of,
 )
 from services.gateway.apis.pooling.reply import (
     PooledReply,
@@ -25,7 +27,6 @@ from services.gateway.apis.pooling.reply import (
 )
 from services.gateway.apis.pooling.scoring import parse_rerank, parse_score
 from services.gateway.chat.requests.parse import Limits
-from services.gateway.chat.requests.runner import pooling_of
 from services.gateway.chat.serving import accepting, send_json, start_meter, warn
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body
@@ -35,11 +36,15 @@ from services.gateway.http.request_meter import RequestMeter
 from services.gateway.http.routes import observer_of
 from services.gateway.mesh.observer import RequestObserver
 from services.gateway.mesh.output_collector import OutputCollector
-from services.gateway.metrics import POOLED_INPUTS
 from shared.errors import InternalError, InvalidRequest, RequestError
 from shared.wire.codec import Array
 from shared.wire.messages import ModelInfo, RunKind
 
+POOLED_INPUTS = Counter(
+    "shoal_pooled_inputs",
+    "Texts and pairs with a pooled output sent to a client; task: embed or classify",
+    ["model_name", "task"],
+)
 LARGE_REPLY = 1 << 14  # numbers, from which on it is written in pieces
 ABORTED = "request_aborted"
 

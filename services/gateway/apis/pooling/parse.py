@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from msgspec import Raw
 
 from services.gateway.apis.pooling.schema import (
+    NEUTRAL,
     ClassifyRequest,
     EmbeddingRequest,
     PoolingRequest,
@@ -15,8 +16,6 @@ from services.gateway.chat.requests.json_body import Fields, check, decode, in_v
 from services.gateway.chat.requests.options import request_options
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.prompts import completion_prompts
-from services.gateway.chat.requests.runner import pooling_of
-from services.gateway.chat.requests.unsupported import POOLING
 from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job, Prompt
 from shared.errors import InvalidRequest
@@ -33,6 +32,7 @@ MAX_INPUTS = 2048
 MAX_OPEN_INPUTS = 256
 """The limit of one request's inputs in the mesh at once: enough for a large step, with room for
 other requests."""
+NOT_POOLING = "model_does_not_pool"
 ALL_THAT_FIT = -1  # as truncate_prompt_tokens
 
 
@@ -55,7 +55,7 @@ class PoolingJob:
 def parse_embeddings(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/v1/embeddings``."""
     fields = decode(body)
-    request = check(fields, EmbeddingRequest, POOLING)
+    request = check(fields, EmbeddingRequest, NEUTRAL)
     pooling = pooling_of(model)
     _check_task(pooling, "embed", "/v1/embeddings")
     return warned(_vectors(request, model, pooling, limits), fields, EmbeddingRequest)
@@ -64,7 +64,7 @@ def parse_embeddings(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob
 def parse_pooling(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/pooling``, for a model of vectors or of classes."""
     fields = decode(body)
-    request = check(fields, RawPoolingRequest, POOLING)
+    request = check(fields, RawPoolingRequest, NEUTRAL)
     pooling = pooling_of(model)
     if request.task is not None:
         _check_task(pooling, "embed" if request.task == "embed" else "classify", request.task)
@@ -74,7 +74,7 @@ def parse_pooling(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
 def parse_classify(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/classify``."""
     fields = decode(body)
-    request = check(fields, ClassifyRequest, POOLING)
+    request = check(fields, ClassifyRequest, NEUTRAL)
     pooling = pooling_of(model)
     _check_task(pooling, "classify", "/classify")
     prompts, params = _inputs(request.input, request, model)
@@ -84,7 +84,7 @@ def parse_classify(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
 
 def warned(asked: PoolingJob, fields: Fields, kind: type[PoolingRequest]) -> PoolingJob:
     """With the names of ignored fields."""
-    warnings = in_vain(fields, kind, POOLING)
+    warnings = in_vain(fields, kind, NEUTRAL)
     return replace(asked, job=replace(asked.job, warnings=warnings))
 
 
@@ -185,3 +185,15 @@ def _max_prompt_tokens(asked: int | None, model: ModelInfo) -> int | None:
         f"truncate_prompt_tokens is {asked}; expected -1, or 1 to max-model-len = {limit}",
         param="truncate_prompt_tokens",
     )
+
+
+def pooling_of(model: ModelInfo) -> PoolingInfo:
+    """The model's pooling. Raises InvalidRequest for a model that writes texts."""
+    if model.pooling is None:
+        raise InvalidRequest(
+            f"the model {model.names[0]} writes texts (runner = generate); with --runner pooling"
+            " it gives embeddings, with classifier_from_token in --pooler-config scores",
+            param="model",
+            code=NOT_POOLING,
+        )
+    return model.pooling

@@ -12,6 +12,7 @@ from services.gateway.chat.requests.schema import (
     Priority,
     RequestId,
 )
+from services.gateway.chat.requests.unsupported import Neutral
 
 
 class PoolingRequest(Struct, kw_only=True):
@@ -58,3 +59,30 @@ class RerankRequest(PoolingRequest, kw_only=True):
     top_n: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     return_documents: bool | None = None
     instruction: str | None = None
+
+
+NEUTRAL: Neutral = {
+    "activation": (),
+    "add_generation_prompt": (False,),
+    "additional_data": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "data": (),
+    "data_1": (),
+    "data_2": (),
+    "embed_dtype": ("float32",),
+    "embedding_types": (["float"],),
+    "endianness": ("native", "little"),
+    "items": (),
+    "late_chunking": (False,),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "media_io_kwargs": ({},),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "padding": ("do_not_pad",),
+    "rank_fields": (["text"],),
+    "softmax": (),
+}
+"""As in ``unsupported.py``."""

@@ -6,14 +6,12 @@ import msgspec
 import numpy as np
 from msgspec import Raw
 
-from services.gateway.apis.pooling.parse import MAX_INPUTS, PoolingJob, job_of, warned
-from services.gateway.apis.pooling.schema import RerankRequest, ScoreRequest
+from services.gateway.apis.pooling.parse import MAX_INPUTS, PoolingJob, job_of, pooling_of, warned
+from services.gateway.apis.pooling.schema import NEUTRAL, RerankRequest, ScoreRequest
 from services.gateway.chat.requests.json_body import check, decode, json_errors, plain
 from services.gateway.chat.requests.json_list import is_text, items
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.raw_json import NULL
-from services.gateway.chat.requests.runner import pooling_of
-from services.gateway.chat.requests.unsupported import POOLING
 from services.gateway.http.body import Body
 from services.gateway.http.violations import show
 from services.gateway.mesh.job import Prompt
@@ -28,7 +26,7 @@ def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/score``: one text paired with one or several others, or two lists of equal
     length."""
     fields = decode(body)
-    request = check(fields, ScoreRequest, POOLING)
+    request = check(fields, ScoreRequest, NEUTRAL)
     names, others = ("text_1", "text_2"), ("queries", "documents")
     if request.text_1 == NULL and (request.queries != NULL or request.documents != NULL):
         names, others = others, names
@@ -54,7 +52,7 @@ def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
 def parse_rerank(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     """A body of ``/rerank``."""
     fields = decode(body)
-    request = check(fields, RerankRequest, POOLING)
+    request = check(fields, RerankRequest, NEUTRAL)
     if not request.query:
         raise InvalidRequest('query is ""; expected str of length >= 1', param="query")
     documents = items(request.documents, "documents", MAX_INPUTS, _document, max_values=MAX_VALUES)

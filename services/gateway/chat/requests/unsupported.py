@@ -30,7 +30,7 @@ WITHOUT_EFFECT: Neutral = {
 """Accepted with any value, without effect; a value other than null and the listed ones is named in
 a header of the reply."""
 
-_COMMON: Neutral = {
+COMMON: Neutral = {
     "best_of": (1,),
     "completion_token_ids": ([],),
     "custom_logit_processor": (),
@@ -61,7 +61,7 @@ _COMMON: Neutral = {
     "watermarking": (False,),
 }
 
-CHAT: Neutral = _COMMON | {
+CHAT: Neutral = COMMON | {
     "audio": (),
     "modalities": (["text"],),
     "moderation": (),
@@ -69,7 +69,7 @@ CHAT: Neutral = _COMMON | {
     "web_search_options": (),
 }
 
-COMPLETION: Neutral = _COMMON | {
+COMPLETION: Neutral = COMMON | {
     "chat_template": (),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
@@ -87,59 +87,8 @@ COMPLETION: Neutral = _COMMON | {
     "tools": ([],),
 }
 
-RESPONSES: Neutral = _COMMON | {
-    "access_programs": ([],),
-    "background_options": (),
-    "context_management": ([],),
-    "conversation": (),
-    "echo": (False,),
-    "image": (),
-    "include_draft_logprobs": (False,),
-    "logprobs": (False,),
-    "lora_path": (),
-    "max_completion_tokens": (),
-    "max_tokens": (),
-    "messages": (),
-    "modalities": (["text"],),
-    "moderation": (),
-    "n": (1,),
-    "prompt": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": (),
-    "response_format": (),
-    "return_prompt_text": (False,),
-    "return_token_ids": (False,),
-    "return_token_offsets": (False,),
-    "return_tokens_as_token_ids": (False,),
-}
-
 TOKENIZE: Neutral = {
     "functions": ([],),
-}
-
-POOLING: Neutral = {
-    "activation": (),
-    "add_generation_prompt": (False,),
-    "additional_data": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "data": (),
-    "data_1": (),
-    "data_2": (),
-    "embed_dtype": ("float32",),
-    "embedding_types": (["float"],),
-    "endianness": ("native", "little"),
-    "items": (),
-    "late_chunking": (False,),
-    "max_chunks_per_doc": (),
-    "max_tokens_per_doc": (),
-    "media_io_kwargs": ({},),
-    "messages": (),
-    "mm_processor_kwargs": ({},),
-    "padding": ("do_not_pad",),
-    "rank_fields": (["text"],),
-    "softmax": (),
 }
 
 REASONS = {

@@ -6,7 +6,7 @@ import torch
 
 from services.worker.backends.operators import PLAIN, Operators
 from services.worker.backends.torch_lm import DEVICE, TorchLM
-from services.worker.layers.stack_experts import stack_experts
+from services.worker.engine.device.stack_experts import stack_experts
 from services.worker.machine.hardware import gpu_name
 from services.worker.metrics import show_device
 from services.worker.models import CausalLM

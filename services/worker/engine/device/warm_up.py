@@ -12,7 +12,7 @@ from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
-from services.worker.step.pooling import Pooler
+from services.worker.step.parts import Pooler
 from services.worker.step.rows import Rows
 from services.worker.step.sampler import Adjusted
 from services.worker.weights.progress import Progress

@@ -42,11 +42,14 @@ class AssistantDrafter(MtpDrafter):
     def catch_up(self, table: SlotTable, done: RecordedStep) -> Tensor:
         return done.hidden
 
+    def start(self, table: SlotTable, drafts: Drafts) -> None:
+        drafts.state = self.head.first_state(drafts.out)
+        self._round = self._begin_round(table, drafts)
+        self.go_on(table, drafts)
+
     def go_on(self, table: SlotTable, drafts: Drafts) -> None:
+        assert drafts.state is not None
         device = drafts.out.device
-        if drafts.state is None:
-            drafts.state = self.head.first_state(drafts.out)
-            self._round = self._begin_round(table, drafts)
         places = np.minimum(table.num_tokens[drafts.slots] + drafts.num - 1, table.max_len)
         ids = torch.from_numpy(table.ids[drafts.slots, places]).to(device)
         with forward_context(self._round.context):

@@ -1,8 +1,6 @@
 """Gives a Gemma 4 the assistant model of a folder, in place of an MTP head."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from services.worker.gemma4.assistant.head import AssistantHead, AssistantModule
 from services.worker.gemma4.config import Gemma4Config
 from services.worker.gemma4.model import Gemma4ForCausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.speculation.choose import check_one_rank, naming_the_setting
 from services.worker.weights.checkpoint import Checkpoint, open_checkpoint
 from services.worker.weights.load import fill, laid_out
 from services.worker.weights.online import Forms
@@ -53,7 +52,7 @@ class AssistantDrafts:
     ) -> None:
         """On the device ``meta`` nothing is read. Raises ConfigError."""
         assert isinstance(model, Gemma4ForCausalLM)
-        with _named():
+        with naming_the_setting():
             with laid_out(dtype, device):
                 module = AssistantModule(self._config, self._layers, self._ids, model)
             if device.type != "meta":
@@ -71,13 +70,10 @@ def open_drafts(
     if not isinstance(model, Gemma4Config):
         log.warning("speculative-config: model has no effect: only a Gemma 4 has an assistant")
         return None
-    with _named():
+    with naming_the_setting():
         if device.type == "cuda":
             raise ConfigError("method mtp: an assistant is not supported on GPUs")
-        for key in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if (num := getattr(settings, key)) > 1:
-                name = key.replace("_", "-")
-                raise ConfigError(f"method mtp: {name} {num} is not supported; only 1 is")
+        check_one_rank(settings)
         return AssistantDrafts(settings, model)
 
 
@@ -97,12 +93,3 @@ def _cluster_ids(stored: Checkpoint, vocab_size: int) -> Tensor:
             f" {vocab_size - 1} once"
         )
     return ids
-
-
-@contextmanager
-def _named() -> Iterator[None]:
-    """Errors name the setting of the assistant."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"speculative-config: {error}") from None

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import KERNELS, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.startup.footprint import footprint_of
+from cli.plan.footprint import footprint_of
 from services.worker.startup.plan_memory import weight_bytes
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import SamplingParams

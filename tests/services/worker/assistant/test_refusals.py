@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from benchmarks.harness.engines import make_engine
-from services.worker.startup.footprint import footprint_of
+from cli.plan.footprint import footprint_of
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from tests.services.worker.assistant.checkpoints import (

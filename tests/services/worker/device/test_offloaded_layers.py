@@ -14,8 +14,8 @@ from kernels.codes import Codes
 from services.worker.engine.device.offload.copies import Wait
 from services.worker.engine.device.offload.offloaded import NUM_BUFFERS, Arena, OffloadedLayers
 from services.worker.engine.device.offload.placement import spread
+from services.worker.engine.device.stack_experts import stack_experts
 from services.worker.layers.experts import Experts
-from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Quantized
 from services.worker.weights import weight_placement
 from services.worker.weights.load import quantize

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, KERNELS, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.startup.footprint import footprint_of
+from cli.plan.footprint import footprint_of
 from services.worker.startup.plan_memory import weight_bytes
 from shared.model_folder import weight_files
 from shared.settings.worker import WorkerConfig

@@ -28,7 +28,7 @@ from benchmarks.harness.engines import make_engine
 from cli.exit_codes import OK
 from cli.models.check_config import check_config
 from cli.plan.command import main
-from services.worker.startup.footprint import footprint_of
+from cli.plan.footprint import footprint_of
 from services.worker.startup.plan_memory import weight_bytes
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig

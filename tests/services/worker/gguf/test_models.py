@@ -19,10 +19,10 @@ from transformers import (
 )
 
 from benchmarks.harness.engines import make_engine
+from cli.plan.footprint import footprint_of
 from services.worker.config.frequencies import Llama3Rope
 from services.worker.layers.weights import Dense, Quantized
 from services.worker.models.registry import read_model_config
-from services.worker.startup.footprint import footprint_of
 from services.worker.weights.load import load_model
 from shared.errors import ConfigError
 from shared.formats.gguf.file import QUANTIZED

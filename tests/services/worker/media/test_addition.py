@@ -12,6 +12,7 @@ import torch
 from msgspec import structs
 
 from benchmarks.harness.engines import make_engine
+from cli.plan.footprint import footprint_of
 from services.worker.extension import WorkerCore
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
@@ -20,7 +21,6 @@ from services.worker.media.addition import CACHE_BYTES, make
 from services.worker.media.extension import WorkerMedia
 from services.worker.media.rotations import Rotations
 from services.worker.models.registry import read_model_config
-from services.worker.startup.footprint import footprint_of
 from services.worker.step_thread import StepThread
 from services.worker.weights.load import build_model
 from shared.errors import CodecError

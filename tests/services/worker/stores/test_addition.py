@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from cli.plan.footprint import footprint_of
 from services.worker.machine.hardware import Memory
-from services.worker.startup.footprint import footprint_of
 from services.worker.stores import addition, folder
 from services.worker.stores.addition import check, make
 from shared.errors import ConfigError

@@ -10,6 +10,7 @@ from shared.errors import ConfigError
 from shared.settings.gateway import GatewayConfig
 from shared.settings.load import load_given, load_settings
 from shared.settings.other_servers.tables import FOREIGN, PROTECTING, SAME, SHORT, SWITCHED
+from shared.settings.other_servers.values import CACHE_SYNONYMS
 from shared.settings.serve import ServeConfig
 from shared.settings.translate import our_flags
 
@@ -173,3 +174,8 @@ def test_python_values_follow_the_same_rule(caplog):
 def test_wrong_python_values_are_named(given: dict[str, Any], text: str):
     with pytest.raises(ConfigError, match=text.replace("?", r"\?")):
         load_given(ServeConfig, given, "LLM")
+
+
+@pytest.mark.parametrize(("name", "ours"), CACHE_SYNONYMS.items())
+def test_the_types_of_a_cache_have_other_names(name: str, ours: str) -> None:
+    assert settings_of("--kv-cache-dtype", name) == {"kv_cache_dtype": ours}

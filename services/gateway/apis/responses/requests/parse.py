@@ -13,6 +13,7 @@ from services.gateway.apis.responses.requests.conversation import Decrypt, chat_
 from services.gateway.apis.responses.requests.input_items import read_input
 from services.gateway.apis.responses.requests.schema import (
     LOGPROBS,
+    NEUTRAL,
     AnyText,
     JsonObject,
     JsonSchema,
@@ -21,7 +22,6 @@ from services.gateway.apis.responses.requests.schema import (
 from services.gateway.apis.responses.requests.tools import ItemTools, chat_choice, read_tools
 from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.requests import format_schema as chat
-from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import ALL_THAT_FIT, NO_LIMIT
 from services.gateway.chat.requests.json_body import check, decode, in_vain
 from services.gateway.chat.requests.parse import Limits, chat_job
@@ -62,8 +62,8 @@ def read_request(body: Body, media: Media = NO_MEDIA) -> ItemRequest:
     """The result shares no memory with ``body``, except fields that go into the Job. Raises
     InvalidRequest."""
     found = decode(body)
-    request = check(found, ResponseRequest, unsupported.RESPONSES)
-    warnings = in_vain(found, ResponseRequest, unsupported.RESPONSES)
+    request = check(found, ResponseRequest, NEUTRAL)
+    warnings = in_vain(found, ResponseRequest, NEUTRAL)
     if request.text is not None and request.text.verbosity not in (None, "medium"):
         warnings += ("text.verbosity: it changes nothing here",)
     if request.stream_options is not None:

@@ -12,6 +12,7 @@ from services.gateway.chat.requests.schema import (
     NumTokens,
 )
 from services.gateway.chat.requests.tool_schema import ToolName
+from services.gateway.chat.requests.unsupported import COMMON, Neutral
 from shared.wire.messages import MAX_NAME_CHARS, MAX_TOOLS
 
 MAX_METADATA = 16
@@ -177,3 +178,31 @@ class Item(Struct, omit_defaults=True):
     output: str | list[ContentPart] | None = None
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
+
+
+NEUTRAL: Neutral = COMMON | {
+    "access_programs": ([],),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "echo": (False,),
+    "image": (),
+    "include_draft_logprobs": (False,),
+    "logprobs": (False,),
+    "lora_path": (),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "messages": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "prompt": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": (),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+}
+"""As in ``unsupported.py``."""

@@ -12,9 +12,9 @@ from services.worker.engine.device.offload.offloaded import (
     OffloadedLayers,
     num_bytes_of,
 )
+from services.worker.engine.device.stack_experts import stack_experts
 from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
-from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.hardware import read_memory
 from services.worker.weights.weight_placement import GIB, WeightPlacement
 from shared.errors import ConfigError

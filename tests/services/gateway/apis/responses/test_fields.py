@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from services.gateway.apis.responses.requests.parse import FIELD_NAMES, read_request, response_job
+from services.gateway.apis.responses.requests.schema import NEUTRAL
 from services.gateway.chat.requests.parse import Limits
-from services.gateway.chat.requests.unsupported import RESPONSES, WITHOUT_EFFECT
+from services.gateway.chat.requests.unsupported import WITHOUT_EFFECT
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest, NotFound
 from shared.wire.messages import ModelInfo, OutputFormat
@@ -238,5 +239,5 @@ def test_a_model_needs_its_name() -> None:
 
 
 def test_no_field_is_neutral_and_without_effect_and_renamed() -> None:
-    assert not RESPONSES.keys() & WITHOUT_EFFECT.keys()
+    assert not NEUTRAL.keys() & WITHOUT_EFFECT.keys()
     assert {"prompt", "messages", "max_tokens"} <= FIELD_NAMES.keys()

@@ -15,6 +15,7 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
+from services.gateway.apis.pooling import schema as pooling
 from services.gateway.apis.pooling.parse import (
     PoolingJob,
     parse_classify,
@@ -29,6 +30,7 @@ from services.gateway.apis.pooling.schema import (
     ScoreRequest,
 )
 from services.gateway.apis.pooling.scoring import parse_rerank, parse_score
+from services.gateway.apis.responses.requests import schema as responses
 from services.gateway.apis.responses.requests.parse import read_request, response_job
 from services.gateway.apis.responses.requests.schema import ResponseRequest
 from services.gateway.chat.requests import unsupported
@@ -137,14 +139,14 @@ ENDPOINTS = {
     ),
     "response": Endpoint(
         ResponseRequest,
-        unsupported.RESPONSES,
+        responses.NEUTRAL,
         response,
         {"input": "Hi"},
         {*ResponseCreateParamsStreaming.__annotations__},
     ),
     "embeddings": Endpoint(
         EmbeddingRequest,
-        unsupported.POOLING,
+        pooling.NEUTRAL,
         pooled(parse_embeddings, pooler("embed", 3)),
         {"input": "a"},
         names_of(VLLM_POOLING, VLLM_INPUT, VLLM_EMBEDDING)
@@ -152,28 +154,28 @@ ENDPOINTS = {
     ),
     "pooling": Endpoint(
         RawPoolingRequest,
-        unsupported.POOLING,
+        pooling.NEUTRAL,
         pooled(parse_pooling, pooler("embed", 3)),
         {"input": "a"},
         names_of(VLLM_POOLING, VLLM_INPUT, VLLM_EMBEDDING, "task data"),
     ),
     "classify": Endpoint(
         ClassifyRequest,
-        unsupported.POOLING,
+        pooling.NEUTRAL,
         pooled(parse_classify, pooler("classify", 3)),
         {"input": "a"},
         names_of(VLLM_POOLING, VLLM_INPUT),
     ),
     "score": Endpoint(
         ScoreRequest,
-        unsupported.POOLING,
+        pooling.NEUTRAL,
         pooled(parse_score, pooler("classify", 1)),
         {"text_1": "a", "text_2": "b"},
         names_of(VLLM_POOLING, "data_1 data_2 queries documents items text_1 text_2"),
     ),
     "rerank": Endpoint(
         RerankRequest,
-        unsupported.POOLING,
+        pooling.NEUTRAL,
         pooled(parse_rerank, pooler("classify", 1)),
         {"query": "a", "documents": ["b"]},
         names_of(VLLM_POOLING, "query documents top_n"),

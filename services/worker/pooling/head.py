@@ -1,5 +1,4 @@
-"""Checkpoints of models that pool: their names may lack the trunk's prefix, and their head is not
-that of a model that writes texts."""
+"""The heads of models that classify."""
 
 from pathlib import Path
 
@@ -8,33 +7,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from services.worker.weights.checkpoint import (
+    SCORE,
+    TRUNK,
     Checkpoint,
     StoredTensor,
-    TensorSource,
     open_checkpoint,
 )
 from shared.errors import ConfigError
 from shared.model_folder import TOKENIZER_FILE, find_file, weight_files
 from shared.wire.messages import PoolingInfo
 
-TRUNK = "model."
-SCORE = "score.weight"
 SEED, STD = 0, 0.02  # of a head that is made up
-
-
-class BareTrunk(Checkpoint):
-    """The tensors of a trunk alone, with names that lack its prefix."""
-
-    def source(self, name: str) -> TensorSource:
-        return TensorSource(name.removeprefix(TRUNK))
-
-
-def open_pooled(folder: Path) -> Checkpoint:
-    """The checkpoint without the head ``score``. Raises ConfigError."""
-    checkpoint = open_checkpoint(weight_files(folder))
-    tensors = {name: each for name, each in checkpoint.tensors.items() if name != SCORE}
-    is_bare = not any(name.startswith(TRUNK) for name in tensors)
-    return (BareTrunk if is_bare else Checkpoint)(checkpoint.folder, tensors)
 
 
 def read_score_head(

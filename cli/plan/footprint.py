@@ -88,7 +88,8 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     dtype = choose_dtype(settings.dtype, device)
     is_encoder = info.pooling is not None and encodes(read_architectures(folder))
     if is_encoder and (theirs := cast(Any, implementation("encoders"))):
-        return cast(Footprint, theirs.footprint_of(settings, folder, info, dtype, device))
+        parameters, needs = theirs.requirements_of(settings, folder, info, dtype, device)
+        return Footprint(parameters, needs, kv_per_token=0, always=needs.weights)
     model = _build(folder, dtype, pools=info.pooling is not None)
     forms = Forms(
         settings.quantization, settings.lm_head_quantization, settings.embedding_quantization

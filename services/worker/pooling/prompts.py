@@ -49,7 +49,7 @@ class _Chunk:
     ends_prompt: bool
 
 
-class Pooler:
+class StatePooler:
     """``normed`` applies the last norm to states [n, hidden_size], in float32. ``head`` [size,
     hidden_size] float32 maps a state to class logits; None: pooled states are the result."""
 
@@ -58,6 +58,9 @@ class Pooler:
         self._head = head
         # By slot, for prompts in progress: the sum of a mean, or the first state.
         self._partial: dict[int, Tensor] = {}
+
+    def part(self, table: SlotTable, backend: Backend) -> StepPart[list[_Pooled]]:
+        return PooledPrompts(table, backend, self)
 
     def pool(self, table: SlotTable, rows: Rows, hidden: Tensor) -> list[tuple[Tensor, list[int]]]:
         """Takes the chunks of a step with their states ``hidden`` [T, hidden_size]. Returns the
@@ -138,7 +141,7 @@ class PooledPrompts(StepPart[list[_Pooled]]):
 
     is_of_every_step = True
 
-    def __init__(self, table: SlotTable, backend: Backend, pooler: Pooler) -> None:
+    def __init__(self, table: SlotTable, backend: Backend, pooler: StatePooler) -> None:
         self._table = table
         self._backend = backend
         self._pooler = pooler
