@@ -249,12 +249,18 @@ class WorkerConfig(Settings):
     )
     kv_transfer_address: ListenAddress | None = Field(
         None,
-        description="tcp address for KV blocks from workers of other machines; port 0: any",
+        description="tcp address for KV blocks, or of an encoder for images, from workers of other"
+        " machines; port 0: any",
     )
     worker_role: Role = Field(
         "both",
         description="prefill: computes long prompts for others; decode: goes on with their"
-        " sequences; each does both if no other can",
+        " sequences; each does both if no other can; encoder: reads images for others",
+    )
+    encoder_address: Addresses = Field(
+        [],
+        description="workers of the role encoder on other machines, tcp://HOST or tcp://HOST:PORT,"
+        " at their kv-transfer-address (default port: 29501)",
     )
     language_model_only: bool = Field(
         False,
