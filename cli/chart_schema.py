@@ -14,6 +14,7 @@ SET_BY_CHART = {
     *("host", "port", "uds", "reuse_port", "api_key", "api_key_file", "reasoning_key"),
     *("gpu_claims", "rank", "leader"),
     *("nnodes", "node_rank", "master_addr", "master_port", "kv_transfer_address"),
+    "encoder_address",
 }
 CHECKED = {"type", "enum", "anyOf", "minimum", "maximum", "exclusiveMinimum", "pattern"}
 

@@ -103,7 +103,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"extension"},
         {
             *("adapters.extension", "media.extension", "moves.extension", "ranks.extension"),
-            *("stores.extension", "traces"),
+            *("media.encoder_service", "stores.extension", "traces"),
         },
         {"service"},
         {"__main__"},

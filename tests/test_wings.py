@@ -65,7 +65,7 @@ GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "launches", "prompt_table", "results", "sections", "start"),
     *("step_launches", "summary", "timeline"),
 )
-CORE_LINES = 38_795  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 38_829  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -275,7 +275,9 @@ WINGS = {
             "tests/cli/test_images_of_ernie.py",
             "tests/cli/test_images_of_ranks.py",
             "tests/gpu/test_images_on_cuda.py",
+            "tests/mesh/encoders_arena.py",
             "tests/mesh/held_worker.py",
+            "tests/mesh/test_image_encoders.py",
             "tests/mesh/test_images.py",
             "tests/mesh/test_odd_images.py",
             "tests/mesh/test_videos.py",

@@ -1,7 +1,7 @@
 import gc
 
 from services.worker.engine.protocol import Engine
-from services.worker.service import RANKS, WorkerService
+from services.worker.service import RANKS, ROLES, WorkerService
 from services.worker.weights.progress import Progress
 from shared.process.service import Service, main
 from shared.settings.worker import WorkerConfig
@@ -19,8 +19,9 @@ def build(config: WorkerConfig, progress: Progress) -> Engine:
 
 
 def service_of(config: WorkerConfig) -> Service:
-    """A worker's first rank, or a rank led by another process."""
-    return RANKS[0].follower(config, build) or WorkerService(config, build)
+    """A worker's first rank, a rank led by another process, or the service of a role."""
+    of_role = next(filter(None, (make(config) for make in ROLES)), None)
+    return of_role or RANKS[0].follower(config, build) or WorkerService(config, build)
 
 
 if __name__ == "__main__":

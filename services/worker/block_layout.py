@@ -53,7 +53,7 @@ def facts_of(
     return {
         "format": FORMAT,
         "model": read_model_info(folder, [], settings.max_model_len).fingerprint,
-        "weights": _facts_of_weights(folder),
+        "weights": facts_of_weights(folder),
         "dtype": str(dtype),
         **{name: str(getattr(settings, name)) for name in SETTINGS},
         "layers": [facts_of_layer(layer) for layer in kv_cache.layers],
@@ -61,7 +61,7 @@ def facts_of(
     }
 
 
-def _facts_of_weights(folder: Path) -> list[object]:
+def facts_of_weights(folder: Path) -> list[object]:
     """The fingerprint has samples only. A file that is written anew has another time."""
     try:
         files = weight_files(folder)

@@ -16,6 +16,7 @@ from services.worker.adapters.extension import WorkerAdapters
 from services.worker.attachment import Attachment
 from services.worker.engine.protocol import BuildEngine, StepOutput
 from services.worker.extension import Observer, OtherRanks, WorkerCore, WorkerExtension
+from services.worker.media.encoder_service import encoder_service
 from services.worker.media.extension import WorkerMedia
 from services.worker.metrics import (
     SEQUENCES,
@@ -40,6 +41,7 @@ from shared.link.peer import Peer
 from shared.process.cores import bind_to_node
 from shared.process.log import log_end
 from shared.process.report import make_report
+from shared.process.service import Service
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
 from shared.wire.kv_groups import tokens_that_fit
@@ -81,6 +83,10 @@ RANKS: tuple[type[OtherRanks], ...] = (
     OtherRanks,
 )
 """The first one is used."""
+ROLES: list[Callable[[WorkerConfig], Service | None]] = [
+    encoder_service,
+]
+"""Services that run in place of this one, in roles of their own."""
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
     WorkerMedia,

@@ -13,7 +13,7 @@ from shared.wire.messages import INSTANCE
 
 TCP_SETTINGS = (
     *("listen_address", "tokenizer_address", "scheduler_address"),
-    "kv_transfer_address",
+    *("kv_transfer_address", "encoder_address"),
 )
 KEYS_OR_NOT = (
     "keys (a folder that `shoal keys` wrote), or insecure-tcp in a network that nobody else can"

@@ -64,6 +64,8 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
             if self.nnodes == 1:
                 text = "is a setting of one service alone, and of serve with nnodes"
                 raise ValueError(f"{name.replace('_', '-')} {text}")
+        if self.worker_role == "encoder":
+            raise ValueError("worker-role: encoder: is for `shoal worker`, beside other workers")
         if self.nnodes > 1 and self.workers != 1:
             raise ValueError(f"workers: {self.workers}: with nnodes a host has ranks of one worker")
         return self

@@ -7,6 +7,7 @@ from pydantic_settings import CliSuppress
 from shared.adapters.settings import AdapterSettings
 from shared.device.settings import GraphSettings
 from shared.link.endpoint import FIRST_PORTS, MAX_PORT
+from shared.media.settings import OtherEncoders
 from shared.settings.base import KEYS_OR_NOT, Settings
 from shared.settings.fields import (
     MAX_MODEL_LEN,
@@ -163,12 +164,13 @@ class PlainWorker(Settings):
     )
     kv_transfer_address: ListenAddress | None = Field(
         None,
-        description="tcp address for KV blocks from workers of other machines; port 0: any",
+        description="tcp address for KV blocks, or of an encoder for images, from workers of other"
+        " machines; port 0: any",
     )
     worker_role: Role = Field(
         "both",
         description="prefill: computes long prompts for others; decode: goes on with their"
-        " sequences; each does both if no other can",
+        " sequences; each does both if no other can; encoder: reads images for others",
     )
     language_model_only: bool = Field(
         False,
@@ -292,6 +294,7 @@ class PlainWorker(Settings):
 class WorkerConfig(
     AdapterSettings,
     GraphSettings,
+    OtherEncoders,
     StoreSettings,
     PlainWorker,
 ):

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from services.worker.__main__ import build
+from services.worker.__main__ import service_of
 from services.worker.media.tower import Tower
-from services.worker.service import WorkerService
 from shared.process.service import main
 from shared.settings.worker import WorkerConfig
 
@@ -26,4 +25,4 @@ if __name__ == "__main__":
         return encode(tower, pixels)
 
     Tower.features = features  # type: ignore[assignment,method-assign]
-    main("worker", WorkerConfig, lambda config: WorkerService(config, build))
+    main("worker", WorkerConfig, service_of)

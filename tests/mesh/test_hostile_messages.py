@@ -32,6 +32,7 @@ from shared.wire.messages import (
 )
 from tests.media.checkpoints import save_checkpoint
 from tests.mesh.arena_parts import Arena
+from tests.mesh.encoders_arena import EncodersArena
 from tests.mesh.gateway_arena import GatewayArena, report
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
 from tests.mesh.link_arena import LinkArena
@@ -121,6 +122,7 @@ ARENAS: dict[str, Callable[[Path], Arena]] = {
     "scheduler": SchedulerArena,
     "link of a scheduler": LinkArena,
     "link of a first rank": RanksArena,
+    "encoder and worker": EncodersArena,
     "tokenizer": TokenizerArena,
     "tokenizer with images": media_tokenizer,
     "gateway": lambda directory: ListingArena(),
@@ -162,7 +164,7 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     lacking[Capacity].remove("num_states")  # the example has windows, and no model has both
     lacking[Inventory] -= {"num_states", "state_bytes"}  # the example's worker has no states
     lacking[Arrived].remove("parts")  # of windows, which the example's model has not
-    links = ("link of a scheduler", "link of a first rank")
+    links = ("link of a scheduler", "link of a first rank", "encoder and worker")
     tokenizers = ("tokenizer", "tokenizer with images")
     parts = ("windows", "states", "images", "a store", "moves")
     workers = ("worker", "worker that pools", *(f"worker with {part}" for part in parts))

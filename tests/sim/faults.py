@@ -5,15 +5,21 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
-from shared.wire.messages import EVERY_LAYER, GROUPS_MINOR, STATES_MINOR, ServiceName
-from tests.sim.mesh import ORDER, SETTLED_S, Host, Mesh
+from shared.wire.messages import EVERY_LAYER, GROUPS_MINOR, STATES_MINOR
+from tests.sim.mesh import KINDS, SETTLED_S, Host, Kind, Mesh
 from tests.sim.network import LATENCY_S, Connection
 from tests.sim.virtual_loop import THREAD_S, TURN_S, Process
 
 MAX_TURNS = 300
 """A fault falls between two of so many callbacks of a service."""
 OLD_MINORS = (3, 4, 5)
-VICTIMS: dict[ServiceName, int] = {"gateway": 1, "tokenizer": 3, "scheduler": 4, "worker": 3}
+VICTIMS: dict[Kind, int] = {
+    "gateway": 1,
+    "tokenizer": 3,
+    "scheduler": 4,
+    "worker": 3,
+    "encoder": 3,
+}
 """How often which one. The requests of a dead gateway are lost, and show nothing."""
 PAUSES_S = (0.003, 0.03, 0.3)
 
@@ -59,7 +65,7 @@ class Faults:
         self.hits: list[Hit] = []
         num = self._random.choice([1, 2, 3, sum(FAULTS.values())])
         self._names = self._random.sample([*FAULTS], num, counts=FAULTS.values())
-        self._kinds = self._random.choice([ORDER, ORDER, *((kind,) for kind in ORDER[1:])])
+        self._kinds = self._random.choice([KINDS, KINDS, *((kind,) for kind in KINDS[1:])])
         self._prefers_busy = self._random.choice([0.0, 0.7, 1.0])
         self._pause_s = self._random.choice(PAUSES_S)
 
@@ -71,7 +77,7 @@ class Faults:
         if num > 1:
             self._mesh.later(self._random.expovariate(1 / self._pause_s), self.befall, num - 1)
 
-    def _victim(self, *kinds: ServiceName) -> Host:
+    def _victim(self, *kinds: Kind) -> Host:
         """Mostly one that holds work, if there is one of these ``kinds``."""
         hosts = self._mesh.live(*(kinds or self._kinds)) or self._mesh.live()
         if self._random.random() < self._prefers_busy:

@@ -21,8 +21,11 @@ from services.tokenizer.media.reading import MediaReading
 from services.worker.media import encoder
 from services.worker.media.addition import Media
 from services.worker.media.encoder import Encoder
+from services.worker.media.encoder_service import EncoderService, Loaded
+from services.worker.media.form import FeatureForm
 from services.worker.media.item_check import uncached_items
 from services.worker.media.table import MediaTable
+from services.worker.media.tower_plan import TowerPlan
 from shared.media.family import PixelLimits, digest_of, limits_of
 from shared.media.qwen2_5_vl import SquaresOfPatches
 from shared.wire.codec import Array
@@ -34,6 +37,7 @@ PLACEHOLDER, TEXT = 0, "<|endoftext|>"
 CHAT_TEMPLATE = Path(__file__).parent / "chat.jinja"
 MOST_TOKENS = 40  # of an image
 FAMILY = SquaresOfPatches(PLACEHOLDER, 1, 1, PixelLimits(4, MOST_TOKENS))
+FORM = FeatureForm(FAMILY, "layout", 3, torch.uint8, torch.device("cpu"))
 SIZES = [(2, 2), (5, 3), (20, 2), (9, 9), (4, 4), (1, 17)]
 """Widths and heights; one is scaled down."""
 MOST_SLOTS = 8
@@ -91,11 +95,23 @@ class _Thread(VirtualThread):
 
 
 class _Encoder(Encoder):
-    """Encodes an item a call, so that each takes its time."""
+    """Encodes an item a call, so that each takes its time. It checks the features of others."""
 
     def __init__(self) -> None:
         with patch.object(encoder, "ThreadPoolExecutor", _Thread):
             super().__init__(_features, CACHE_BYTES, 1)
+        self._given: dict[bytes, np.ndarray] = {}
+
+    def give_away(self) -> tuple[Item, np.ndarray] | None:
+        found = super().give_away()
+        if found is not None:
+            self._given[found[0].digest] = found[1]
+        return found
+
+    def add_features(self, item: Item, features: torch.Tensor) -> None:
+        pixels = self._given.pop(item.digest)
+        assert features.flatten().tolist() == pixels.tolist(), "the features of another image"
+        super().add_features(item, features)
 
     def _run(self) -> None:
         found = self._next()
@@ -108,12 +124,36 @@ def _features(pixels: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(pixels.reshape(-1).copy())
 
 
+class SimulatedPlan(TowerPlan):
+    def __init__(self) -> None:
+        """Without a tower."""
+
+    @property
+    def form(self) -> FeatureForm:
+        return FORM
+
+
+class SimulatedEncoders(EncoderService):
+    """A worker that encodes images for others."""
+
+    def _load(self) -> Loaded:
+        return Loaded(_Encoder(), FAMILY, FORM)
+
+    def held(self) -> dict[str, int]:
+        return {} if self._loaded is None else held_by_encoder(self._loaded.encoder)
+
+
+def held_by_encoder(encoder: Encoder) -> dict[str, int]:
+    return {"images to encode": len(encoder._jobs), "pins": len(encoder._features._pins)}
+
+
 class SimulatedMedia(Media):
     """The images of a simulated worker, which sees their digests. It checks pixels by them."""
 
     def __init__(self) -> None:
         self.family = FAMILY
         self.encoder = _Encoder()
+        self._plan = SimulatedPlan()
         nothing: Any = None
         parts = FAMILY, nothing, self.encoder, nothing, nothing
         self.table = MediaTable(*parts, num_slots=MOST_SLOTS)
@@ -144,8 +184,7 @@ class SimulatedMedia(Media):
                 assert not item.start < end < item.end, "a step computed a part of an item"
 
     def held(self) -> dict[str, int]:
-        encoder = self.encoder
-        return {"images to encode": len(encoder._jobs), "pins": len(encoder._features._pins)}
+        return held_by_encoder(self.encoder)
 
     def _check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         found = dict(zip(uncached_items(plan), pixels, strict=True))

@@ -9,7 +9,7 @@ from itertools import count
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import Mock, patch
 
 import msgspec
@@ -38,18 +38,22 @@ from shared.wire.messages import (
 from tests.sim.adapters import EVERY, KEPT, order
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
-from tests.sim.images import CHAT_TEMPLATE, FAMILY, MOST_TOKENS, reading
+from tests.sim.images import CHAT_TEMPLATE, FAMILY, MOST_TOKENS, SimulatedEncoders, reading
 from tests.sim.moves import Exchange, MoveShape, MovingService, moving_in
 from tests.sim.network import Machine, Network, Sockets
 from tests.sim.stores import Folders, held_by, least_minor
 from tests.sim.virtual_loop import THREAD_S, TURN_S, VirtualLoop
 
+Kind = ServiceName | Literal["encoder"]
 ORDER: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
+KINDS: tuple[Kind, ...] = (*ORDER, "encoder")
+"""An encoder is a worker, which the mesh can do without."""
 DRAIN_S = 4.0
 STALL_S = 3.0
 SETTLED_S = 2.0
 LOOK_S = 0.05
 LOWER = ("tcp://schedulers",)
+ENCODERS = ("tcp://encoders",)
 NOWHERE = Path("/nonexistent/shoal")
 LONG_TOKENS = 30  # for prefill workers
 
@@ -125,12 +129,14 @@ class Host(Machine):
                     "blocks of others": len(service.inbox),
                     **of_images,
                 }
+            case "encoder":
+                return {**service.held(), "items": len(service._jobs)}
 
 
 class Site:
     """One service of the mesh: a process of it runs, or will again."""
 
-    def __init__(self, kind: ServiceName, number: int, settings: dict[str, Any]) -> None:
+    def __init__(self, kind: Kind, number: int, settings: dict[str, Any]) -> None:
         self.kind = kind
         self.name = f"{kind[0]}{number}"
         self.settings = settings
@@ -151,7 +157,7 @@ class Mesh:
         self.exchange = Exchange(self.loop, self._worker)
         self.sites = [
             Site(kind, number, shape.settings[kind])
-            for kind in ORDER
+            for kind in KINDS
             for number in range(shape.num[kind])
         ]
         self.hosts: list[Host] = []  # all that ever ran
@@ -198,9 +204,9 @@ class Mesh:
         is_quick = (host.turn_s, host.thread_s) == (TURN_S, host.pace_s)
         return is_settled and is_quick and host.free_s <= self.loop.now_s and not host.is_stopping
 
-    def live(self, *kinds: ServiceName) -> list[Host]:
+    def live(self, *kinds: Kind) -> list[Host]:
         hosts = (site.host for site in self.sites)
-        return [each for each in hosts if each is not None and each.kind in (kinds or ORDER)]
+        return [each for each in hosts if each is not None and each.kind in (kinds or KINDS)]
 
     def _worker(self, name: str) -> MovingService | None:
         found = [host.service for host in self.live("worker") if host.name == name]
@@ -255,6 +261,8 @@ class Mesh:
         settings = host.site.settings
         if host.kind in ("tokenizer", "scheduler"):
             settings = {**settings, "listen_address": f"tcp://{host.address}"}
+        if host.kind == "encoder":
+            settings = {**settings, "kv_transfer_address": f"tcp://{host.address}"}
         config = _config(host.kind, host.name, **settings)
         match host.kind:
             case "gateway":
@@ -263,6 +271,8 @@ class Mesh:
                 return TokenizerService(config)
             case "scheduler":
                 return SchedulerService(config)
+            case "encoder":
+                return SimulatedEncoders(config)
             case "worker":
                 location, own, stores = self.folders.open(int(host.name[1:]), host)
                 engine = host.engine = SimulatedEngine(
@@ -305,7 +315,7 @@ class Mesh:
         for host in self.live():
             if host.errors:
                 self.end(host, f"breaks: {host.errors[0]!r}")
-        if {host.kind for host in self.live() if self._works(host)} != set(ORDER):
+        if {host.kind for host in self.live(*ORDER) if self._works(host)} != set(ORDER):
             self.gaps.append(self.loop.now_s)
         self.on_look()
 
@@ -348,11 +358,12 @@ class Shape:
         def draw(*choices: Any) -> Any:
             return choices[0] if random is None else random.choice(choices)
 
-        self.num = {
+        self.num: dict[Kind, int] = {
             "gateway": draw(1, 1, 2),
             "tokenizer": draw(1, 2, 3),
             "scheduler": draw(1, 2),
             "worker": draw(1, 2, 3),
+            "encoder": 0,
         }
         self.step_s = draw(1, 3, 10, 10) * THREAD_S
         self.capacity = Capacity(
@@ -390,7 +401,12 @@ class Shape:
                 "worker_grace_s": draw(20.0, 60.0),
                 "max_media_bytes": 300 if self.is_small else 1 << 20,
             },
-            "worker": {"scheduler_address": LOWER, "stall_s": STALL_S},
+            "worker": {
+                "scheduler_address": LOWER,
+                "encoder_address": ENCODERS,
+                "stall_s": STALL_S,
+            },
+            "encoder": {"worker_role": "encoder", "stall_s": STALL_S},
         }
         self.settings["scheduler"]["min_stream_rate"] = draw(0.5, 0.5, 0, 0.8)
         self.capacity = replace(self.capacity, max_adapters=draw(2, 2, 1))
@@ -410,6 +426,8 @@ class Shape:
                 groups=groups,
                 num_states=num_states,
             )
+        if random is not None:
+            self.num["encoder"] = Random(f"encoders {random.getstate()}").choice([0, 1, 1, 2])
         if random is not None and self._computes_items_whole(random):
             self.capacity = replace(self.capacity, media=(), whole_media=FAMILY.kinds)
 
@@ -419,16 +437,17 @@ class Shape:
         return self.capacity.max_num_batched_tokens > MOST_TOKENS and apart.random() < 0.4
 
 
-CONFIGS: dict[ServiceName, type[Settings]] = {
+CONFIGS: dict[Kind, type[Settings]] = {
     "gateway": GatewayConfig,
     "tokenizer": TokenizerConfig,
     "scheduler": SchedulerConfig,
     "worker": WorkerConfig,
+    "encoder": WorkerConfig,
 }
 
 
 @cache
-def _config(kind: ServiceName, name: str, **settings: Any) -> Any:
+def _config(kind: Kind, name: str, **settings: Any) -> Any:
     assert settings.keys() <= CONFIGS[kind].model_fields.keys()
     return CONFIGS[kind](
         mesh_dir=NOWHERE,

@@ -2,22 +2,22 @@
 
 import logging
 from collections.abc import Mapping
-from functools import cache, cached_property, partial
-from math import isqrt, prod
+from functools import cache, partial
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from msgspec import structs
 
 from services.worker.backends.operators import Operators
-from services.worker.machine.hardware import choose_dtype, why_out_of_memory
 from services.worker.media.deep_features import check_first_stage, take_embeddings
 from services.worker.media.device_tokens import DeviceTokens, MediaOps
 from services.worker.media.encoder import Encoder, RemoteEncoder
+from services.worker.media.form import FeatureForm
 from services.worker.media.rotations import Rotations, axes_of
 from services.worker.media.table import MediaTable
+from services.worker.media.tower_plan import CACHE_BYTES, TowerPlan
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
@@ -31,12 +31,8 @@ from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS, Capacity
 
-if TYPE_CHECKING:
-    from services.worker.media.tower import Sizes, Tower
-
 log = logging.getLogger(__name__)
 
-CACHE_BYTES = 256 << 20
 COPIES = 3  # of inputs that are looked up besides embeddings, in a step with features
 SHARED = 2  # copies of a step's features while ranks share them
 
@@ -103,15 +99,14 @@ class Media:
         dtype: torch.dtype,
     ) -> None:
         self.family = family
-        self._settings, self._folder, self._dtype = settings, folder, dtype
+        self._settings = settings
         config, rotary = model.config, model.model.rotary
         self._hidden_size, self._parallel = config.hidden_size, model.parallel
         self._is_first = model.parallel.rank == 0 and model.parallel.stage.is_first
         self._device = rotary.table.device
-        kind = _kind_of(model)
-        if kind == "cpu":  # torch's products in a dtype that the CPU has not are slow
-            self._dtype = torch.promote_types(dtype, choose_dtype("auto", self._device))
-        num_rows = batched_tokens(settings, kind)
+        max_len = settings.max_model_len or config.max_position_embeddings
+        self._plan = TowerPlan(settings, folder, family, dtype, self._device, max_len=max_len)
+        num_rows = batched_tokens(settings, _kind_of(model))
         num_slots = settings.max_num_seqs
         num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these
         shape = num_slots, num_tokens, family.num_embeddings, config.hidden_size
@@ -123,8 +118,11 @@ class Media:
         self.operators = Operators(device=partial(MediaOps, self._tokens, scales))
         num_axes = len(family.positions([], 0))
         self._rotations = Rotations(rotary, axes_of(config, num_axes), num_rows)
-        self._max_len = settings.max_model_len or config.max_position_embeddings
         take_embeddings(model, family.num_embeddings, marks=bool(family.image_ids))
+
+    @property
+    def form(self) -> FeatureForm:
+        return self._plan.form
 
     def limit(self, capacity: Capacity) -> Capacity:
         if self.family.are_whole:
@@ -138,15 +136,7 @@ class Media:
         of_step = self._step_bytes(num_tokens)
         if not self._is_first:
             return {"images: features in a step": of_step}
-        sizes, num_patches = self._sizes, self._most_patches
-        num_features = self._most_tokens * self.family.num_embeddings
-        largest = num_features * sizes.hidden_size * self._dtype.itemsize
-        return {
-            "images: weights of the tower": sizes.weights,
-            "images: features, kept and in a step": CACHE_BYTES + largest + of_step,
-            f"images: the largest, of {num_patches} patches": num_patches
-            * (sizes.of_patch + num_patches * sizes.of_pair),
-        }
+        return self._plan.num_bytes(of_step)
 
     def _step_bytes(self, num_tokens: int) -> int:
         num, num_marks = self.family.num_embeddings, bool(self.family.image_ids)
@@ -161,58 +151,9 @@ class Media:
         encoder: Encoder | RemoteEncoder
         if self._is_first:
             num_threads = self._settings.num_threads or max(1, num_cores() - 1)
-            encoder = self.encoder = Encoder(self._tower().features, CACHE_BYTES, num_threads)
+            encoder = self.encoder = Encoder(self._plan.make().features, CACHE_BYTES, num_threads)
         else:
             size = self.family.num_embeddings * self._hidden_size
             encoder = RemoteEncoder(size, self._device)
         common = self.family, self._rotations, encoder, model.embed, self._tokens
         return MediaTable(*common, num_slots=len(is_open), parallel=self._parallel)
-
-    def _tower(self) -> "Tower":
-        """On a GPU it encodes the largest square, so that it has the memory from the start on.
-        Raises ConfigError."""
-        from services.worker.media.tower import Tower
-
-        is_dummy, sizes = self._settings.load_format == "dummy", self._sizes
-        side = isqrt(sizes.pixels_of_patch * sizes.patches_of_token)
-        length = side * isqrt(self._most_patches // sizes.patches_of_token)
-        try:
-            tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
-            if self._device.type == "cuda":
-                limits = self.family.limits
-                limits = limits._replace(max_pixels=max(length**2, limits.max_pixels))
-                size = self.family.fit(length, length, limits).size
-                tower.features(np.zeros((*size, 3), np.uint8))
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"gpu-memory-utilization: the tower and an image of {length} x {length} pixels do"
-                f" not fit: {why_out_of_memory(error)}; lower it, or set language-model-only"
-            ) from None
-        return tower
-
-    @property
-    def _most_patches(self) -> int:
-        """Of the largest image or group of frames that fits ``max-model-len``."""
-        videos, of_image = self.family.videos, self._patches(self.family.limits.max_pixels)
-        if videos is None:
-            return of_image
-        return max(of_image, videos.num_in_tower * self._patches(videos.most_pixels))
-
-    @property
-    def _most_tokens(self) -> int:
-        """Of the largest image or frame; the frames of a group share them."""
-        videos, of_image = self.family.videos, self.family.limits.max_pixels
-        most = of_image if videos is None else max(of_image, videos.most_pixels)
-        return self._patches(most) // self._sizes.patches_of_token
-
-    def _patches(self, num_pixels: int) -> int:
-        """Of as many pixels, or of those that fit."""
-        sizes = self._sizes
-        most = self._max_len * sizes.patches_of_token
-        return min(num_pixels // sizes.pixels_of_patch, most)
-
-    @cached_property
-    def _sizes(self) -> "Sizes":
-        from services.worker.media.tower import Sizes  # its import takes seconds
-
-        return Sizes(self._folder, self._dtype)

@@ -1,7 +1,7 @@
 """Images are encoded ahead of the steps that need them, while other steps go on."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Condition
@@ -11,7 +11,7 @@ import torch
 from prometheus_client import Counter
 from torch import Tensor
 
-from services.worker.media.features import FeatureCache
+from services.worker.media.features import Content, FeatureCache, content_of
 from shared.process.cores import lower_priority
 from shared.wire.messages import Item
 
@@ -43,7 +43,9 @@ class Encoder:
 
     It pauses while the features of open jobs have more than ``max_bytes``. The thread calls
     ``on_encoded`` with request, attempt and ``num_ids`` of a job whose next item is there, and
-    ``on_error`` with the error that ends it. All methods are called on the thread of the steps.
+    ``on_error`` with the error that ends it. While there are other encoders the thread rests, and
+    ``on_wanted`` is called when items may wait for them. All other methods are called on the thread
+    of the steps, except ``use_others`` to ``take_back``.
     """
 
     def __init__(
@@ -51,12 +53,14 @@ class Encoder:
     ) -> None:
         self.on_encoded: Callable[[str, int, int], None] = _ignore
         self.on_error: Callable[[Exception], None] = _ignore
+        self.on_wanted: Callable[[], None] = _ignore
         self._encode = encode
         self._features = FeatureCache(max_bytes)
         self._changed = Condition()  # guards what follows, and the features
         self._jobs: dict[Job, None] = {}  # in the order of admission
         self._urgent: tuple[Item, np.ndarray] | None = None  # a step waits for it
-        self._is_busy = self._is_closed = False
+        self._under_way: set[Content] = set()
+        self._is_busy = self._is_closed = self._has_others = False
         self._error: Exception | None = None
         self._thread = ThreadPoolExecutor(1, "encoder")
         num_before = torch.get_num_threads()
@@ -103,12 +107,35 @@ class Encoder:
             self._urgent = None
             return found
 
+    def use_others(self, has_others: bool) -> None:
+        with self._changed:
+            self._has_others = has_others
+            self._go_on()
+
+    def give_away(self) -> tuple[Item, np.ndarray] | None:
+        """The next item and its pixels, for another encoder. ``add_features`` or ``take_back``
+        follows."""
+        with self._changed:
+            return self._choose()
+
+    def add_features(self, item: Item, features: Tensor) -> None:
+        """Of an item that was given away."""
+        self._add(item, features)
+
+    def take_back(self, items: Iterable[Item]) -> None:
+        """They were given away, and are not encoded there."""
+        with self._changed:
+            self._under_way -= {content_of(item) for item in items}
+            self._go_on()
+
     def close(self) -> None:
         """The item under way is the last one."""
         self._is_closed = True
 
     def _go_on(self) -> None:
-        if not self._is_busy:
+        if self._has_others:
+            self.on_wanted()
+        elif not self._is_busy:
             self._is_busy = True
             self._thread.submit(self._run)
 
@@ -126,11 +153,21 @@ class Encoder:
 
     def _next(self) -> tuple[Item, np.ndarray] | None:
         with self._changed:
-            found = self._urgent
-            if found is None or found[0] in self._features:
-                found = self._first_missing()
+            found = None if self._has_others else self._choose()
             self._is_busy = found is not None
             return found
+
+    def _choose(self) -> tuple[Item, np.ndarray] | None:
+        """The next item, which is under way from now on."""
+        found = self._urgent
+        if found is None or not self._is_missing(found[0]):
+            found = self._first_missing()
+        if found is not None:
+            self._under_way.add(content_of(found[0]))
+        return found
+
+    def _is_missing(self, item: Item) -> bool:
+        return item not in self._features and content_of(item) not in self._under_way
 
     def _first_missing(self) -> tuple[Item, np.ndarray] | None:
         if self._is_closed or self._features.is_overfull:
@@ -139,7 +176,7 @@ class Encoder:
             (item, job.pixels[item.digest])
             for job in self._jobs
             for item in job.items
-            if item not in self._features
+            if self._is_missing(item)
         )
         return next(missing, None)
 
@@ -152,6 +189,7 @@ class Encoder:
 
     def _add(self, item: Item, features: Tensor) -> None:
         with self._changed:
+            self._under_way.discard(content_of(item))
             self._features.add(item, features)
             for job in self._jobs:
                 self._report(job)

@@ -6,12 +6,13 @@ from functools import partial
 
 from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.media.addition import Media
-from services.worker.media.item_check import check_items, check_pixels
+from services.worker.media.item_check import check_items, check_pixels, num_tokens_of
+from services.worker.media.other_encoders import OtherEncoders
 from services.worker.step_thread import call_soon, raise_soon
 from shared.errors import CodecError
 from shared.media.family import WITH_ARTICLE
 from shared.wire.codec import Array
-from shared.wire.messages import MEDIA_MINOR, Encoded, Item, StepPlan
+from shared.wire.messages import MEDIA_MINOR, Encoded, StepPlan
 
 
 class WorkerMedia(WorkerExtension):
@@ -22,10 +23,17 @@ class WorkerMedia(WorkerExtension):
         found = [each for each in core.engine.additions if isinstance(each, Media)]
         self._media = found[0] if found else None
         self._of_slots: dict[int, tuple[str, int]] = {}  # request and attempt
+        self._others: OtherEncoders | None = None
         if self._media is not None:
-            loop = asyncio.get_running_loop()
-            self._media.encoder.on_encoded = partial(call_soon, loop, self._report)
-            self._media.encoder.on_error = partial(raise_soon, loop)
+            loop, encoder = asyncio.get_running_loop(), self._media.encoder
+            self._others = OtherEncoders(core.config, encoder, self._media.form)
+            encoder.on_encoded = partial(call_soon, loop, self._report)
+            encoder.on_wanted = partial(call_soon, loop, self._others.give)
+            encoder.on_error = partial(raise_soon, loop)
+
+    async def run(self) -> None:
+        if self._others is not None:
+            await self._others.run()
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         check_pixels(plan, pixels)
@@ -35,7 +43,8 @@ class WorkerMedia(WorkerExtension):
             capacity = self._core.engine.capacity
             check_items(row, capacity.all_media)
             for item in row.items:
-                if self._num_tokens(item) != item.num_tokens:
+                assert self._media is not None, "plans with items are for workers with images"
+                if num_tokens_of(item, self._media.family) != item.num_tokens:
                     raise CodecError(
                         f"slot {row.slot} has {item.num_tokens} tokens of"
                         f" {WITH_ARTICLE[item.kind]} of the size {item.size}"
@@ -56,14 +65,3 @@ class WorkerMedia(WorkerExtension):
         is_open = (request, attempt) in self._of_slots.values()
         if is_open and home is not None and home.hello.minor >= MEDIA_MINOR:
             home.send(Encoded(request, attempt, num_ids))
-
-    def _num_tokens(self, item: Item) -> int:
-        """0 for a size that no item of the kind has."""
-        assert self._media is not None, "plans with items are for workers with images"
-        family, is_several = self._media.family, item.size[0] > 1
-        if family.videos is not None and is_several != (item.kind == "video"):
-            return 0
-        try:
-            return family.num_tokens(item.size)
-        except ValueError:
-            return 0

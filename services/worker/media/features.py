@@ -21,7 +21,7 @@ class FeatureCache:
         self._pins: Counter[Content] = Counter()
 
     def __contains__(self, item: Item) -> bool:
-        return _content(item) in self._kept
+        return content_of(item) in self._kept
 
     @property
     def is_overfull(self) -> bool:
@@ -31,22 +31,22 @@ class FeatureCache:
 
     def find(self, item: Item) -> Tensor | None:
         """[num_tokens, size]"""
-        content = _content(item)
+        content = content_of(item)
         features = self._kept.pop(content, None)
         if features is not None:
             self._kept[content] = features
         return features
 
     def add(self, item: Item, features: Tensor) -> None:
-        self._kept[_content(item)] = features
+        self._kept[content_of(item)] = features
         self._num_bytes += features.nbytes
         self._evict()
 
     def pin(self, item: Item) -> None:
-        self._pins[_content(item)] += 1
+        self._pins[content_of(item)] += 1
 
     def unpin(self, item: Item) -> None:
-        content = _content(item)
+        content = content_of(item)
         self._pins[content] -= 1
         if not self._pins[content]:
             del self._pins[content]
@@ -60,5 +60,5 @@ class FeatureCache:
             self._num_bytes -= self._kept.pop(content).nbytes
 
 
-def _content(item: Item) -> Content:
+def content_of(item: Item) -> Content:
     return item.digest, item.size

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shared.errors import CodecError
-from shared.media.family import WITH_ARTICLE
+from shared.media.family import WITH_ARTICLE, Family
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, MediumKind, StepPlan
 
@@ -51,6 +51,16 @@ def check_pixels(plan: StepPlan, pixels: Sequence[Array]) -> None:
     items = (item for row in plan.admit for item in row.items)
     if any(item.size != wanted.get(item.digest, item).size for item in items):
         raise CodecError("two items with one digest differ in size")
+
+
+def num_tokens_of(item: Item, family: Family) -> int:
+    """By its size; 0 for a size that no item of the kind has."""
+    if family.videos is not None and (item.size[0] > 1) != (item.kind == "video"):
+        return 0
+    try:
+        return family.num_tokens(item.size)
+    except ValueError:
+        return 0
 
 
 def _some(sizes: list[int]) -> str:

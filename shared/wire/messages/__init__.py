@@ -69,6 +69,8 @@ Message = (
     | Pushed
     | Arrived
     | Settled
+    | Encode
+    | Features
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
@@ -86,6 +88,8 @@ ARRAYS: dict[type, tuple[set[str], ...]] = {
     Converted: ({"u1", "i4", "i8"},),
     Vocabulary: ({"u1"}, {"i4"}),
     Inventory: ({"u1"}, {"i4"}),
+    Encode: ({"u1"},),
+    Features: ({"u1"},),
 }
 # Of any number of further ones, which are files, pixels or KV blocks.
 MORE_ARRAYS: dict[type, set[str]] = {

@@ -161,6 +161,7 @@ class Hello(Row, tag=1, frozen=True):
     """First message of either side. A tokenizer and a worker send their model, and a worker its
     capacity. A further rank of a worker sends its ``rank`` to the first one.
 
+    Workers that exchange features of images have the same ``layout`` of them.
     ``still_s`` ago the sender last stood still for so long that peers may have dropped it; None:
     never, or its minor is below 5.
     """
@@ -173,6 +174,7 @@ class Hello(Row, tag=1, frozen=True):
     capacity: Capacity | None = None
     rank: RankInfo | None = None
     still_s: Seconds | None = None
+    layout: Name = ""
 
 
 class State(IntEnum):

@@ -1,14 +1,14 @@
 """Images and videos in prompts: files go down to the tokenizer, and pixels from there to workers.
 
 A buffer of a message is one file, or the pixels of one item. Peers below ``MINORS`` of a kind get
-none of them.
+none of them. Workers give items to workers of the role ``encoder``, which no scheduler knows.
 """
 
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.wire.messages.ranges import MEDIA_MINOR, VIDEO_MINOR, Int32, Name, Row
+from shared.wire.messages.ranges import MEDIA_MINOR, VIDEO_MINOR, Int32, Int64, Name, Row
 
 MAX_MEDIA = 1024  # of a prompt
 MAX_SIDE = 1 << 16
@@ -67,6 +67,21 @@ class Encoded(Row, tag=37, frozen=True):
     request: Name
     attempt: Int32
     num_ids: Int32
+
+
+class Encode(Row, tag=45, frozen=True):
+    """Worker → encoder: compute the features of ``item``, and answer with Features. Buffers: u1,
+    its pixels."""
+
+    item: Item
+
+
+class Features(Row, tag=46, frozen=True):
+    """Encoder → worker: the features of the item with the ``digest``, and their CRC-32. Buffers:
+    u1, their bytes, row by row."""
+
+    digest: ItemDigest
+    checksum: Int64
 
 
 Media = Annotated[list[Medium], Meta(max_length=MAX_MEDIA)]

@@ -18,7 +18,7 @@ from shared.wire.messages.stores import BlockKey
 
 MAX_INBOX_BLOCKS = 1 << 16
 
-WorkerRole = Literal["both", "prefill", "decode"]
+WorkerRole = Literal["both", "prefill", "decode", "encoder"]
 NumInboxBlocks = Annotated[int, Meta(ge=1, le=MAX_INBOX_BLOCKS)]
 NumPieces = Annotated[int, Meta(ge=0, le=MAX_INBOX_BLOCKS)]
 

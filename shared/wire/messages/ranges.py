@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 16
+PROTOCOL_MINOR = 17
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
@@ -23,6 +23,7 @@ VIDEO_MINOR = 14  # the first with videos
 STORED_STATES_MINOR = 14  # the first with stores of states
 STORED_WINDOWS_MINOR = 15  # the first with stores of layers with windows
 MOVED_POINTS_MINOR = 16  # the first with moves of layers with windows or states
+ENCODERS_MINOR = 17  # the first with workers that encode images for others
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]

@@ -239,6 +239,11 @@ def test_hosts_that_cannot_share_ranks_are_refused(flags: list[str], text: str) 
         assert list(load_settings(ServeConfig, [*four, *good], "shoal").ranks_of_host) == [2, 3]
 
 
+def test_serve_starts_no_mesh_of_encoders() -> None:
+    with pytest.raises(ConfigError, match="worker-role: encoder: is for `shoal worker`"):
+        load_settings(ServeConfig, ["--worker-role=encoder"], "shoal serve")
+
+
 def test_a_second_host_needs_to_know_how_many_there_are() -> None:
     with pytest.raises(ConfigError, match="node-rank: 1: nnodes is 1, so the last is 0"):
         load_settings(WorkerConfig, ["--node-rank=1"], "shoal worker")

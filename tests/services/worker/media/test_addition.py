@@ -17,9 +17,10 @@ from services.worker.extension import WorkerCore
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.stage import Stage
-from services.worker.media.addition import CACHE_BYTES, make
+from services.worker.media.addition import make
 from services.worker.media.extension import WorkerMedia
 from services.worker.media.rotations import Rotations
+from services.worker.media.tower_plan import CACHE_BYTES
 from services.worker.models.registry import read_model_config
 from services.worker.step_thread import StepThread
 from services.worker.weights.load import build_model
