@@ -200,16 +200,15 @@ class _Processor(msgspec.Struct):
     image_processor: dict[str, Any] | None = None
 
 
-def find_nested(folder: Path) -> dict[str, Any] | None:
-    """The part of the processor's file that describes images. Raises ConfigError."""
-    path = folder / PROCESSOR_FILE
-    return decode_json(path, _Processor).image_processor if path.is_file() else None
+def describes_images(folder: Path) -> bool:
+    """Raises ConfigError."""
+    return _nested(folder) is not None or (folder / PREPROCESSOR_FILE).is_file()
 
 
-def read_nested(folder: Path, kind: type[T]) -> tuple[Path, T]:
-    """The file with the description of images, a part of the processor's if that has one. Raises
-    ConfigError."""
-    nested = find_nested(folder)
+def read_preprocessor_file(folder: Path, kind: type[T]) -> tuple[Path, T]:
+    """The file that describes images and the description, a part of the processor's file if that
+    has one. Raises ConfigError."""
+    nested = _nested(folder)
     path = folder / (PREPROCESSOR_FILE if nested is None else PROCESSOR_FILE)
     if nested is None:
         return path, decode_json(path, kind)
@@ -217,6 +216,11 @@ def read_nested(folder: Path, kind: type[T]) -> tuple[Path, T]:
         return path, msgspec.convert(nested, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"model: {path}: {error}") from None
+
+
+def _nested(folder: Path) -> dict[str, Any] | None:
+    path = folder / PROCESSOR_FILE
+    return decode_json(path, _Processor).image_processor if path.is_file() else None
 
 
 def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str, time: int = 0) -> bytes:

@@ -10,12 +10,12 @@ import msgspec
 from shared.errors import ConfigError
 from shared.media.family import (
     MAX_CROPS,
-    PREPROCESSOR_FILE,
     Box,
     Fit,
     PanAndScan,
     PixelLimits,
     check_ratio,
+    read_preprocessor_file,
 )
 from shared.media.llava import CroppedSquare, added_texts
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
@@ -124,8 +124,8 @@ class StretchedSquare(CroppedSquare):
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), Config)
-        path, side = folder / PREPROCESSOR_FILE, config.vision_config.image_size
-        given = decode_json(path, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
+        side = config.vision_config.image_size
         for place, problem in (
             (folder / CONFIG_FILE, config.problem()),
             (path, given.problem(side)),

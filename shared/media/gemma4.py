@@ -18,7 +18,7 @@ from shared.media.family import (
     Size,
     Videos,
     check_ratio,
-    read_nested,
+    read_preprocessor_file,
     squares_of,
 )
 from shared.media.llava import added_texts
@@ -121,7 +121,7 @@ class FilledRows:
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), _Config)
-        path, given = read_nested(folder, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
         if problem := given.problem():
             raise ConfigError(f"model: {path}: {problem}")
         token, text = config.image_token_id, config.text_config

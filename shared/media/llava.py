@@ -10,12 +10,12 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
-    PREPROCESSOR_FILE,
     Fit,
     PixelLimits,
     Size,
     Videos,
     check_ratio,
+    read_preprocessor_file,
 )
 from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
@@ -145,8 +145,8 @@ class CroppedSquare:
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), Config)
-        path, vision = folder / PREPROCESSOR_FILE, config.vision_config
-        given = decode_json(path, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
+        vision = config.vision_config
         if problem := given.problem(vision.image_size):
             raise ConfigError(f"model: {path}: {problem}")
         num_tokens = (vision.image_size // vision.patch_size) ** 2

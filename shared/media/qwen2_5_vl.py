@@ -12,13 +12,13 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
-    PREPROCESSOR_FILE,
     Fit,
     PixelLimits,
     Size,
     VideoLimits,
     Videos,
     check_ratio,
+    read_preprocessor_file,
     squares_of,
 )
 from shared.media.video import PairsInTime
@@ -112,8 +112,7 @@ class SquaresOfPatches:
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), _Config)
-        path = folder / PREPROCESSOR_FILE
-        given = decode_json(path, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
         placeholder = config.im_patch_id if config.image_token_id is None else config.image_token_id
         if placeholder is None or not given.do_resize:
             raise ConfigError(f"model: {path}: images without image_token_id or do_resize")

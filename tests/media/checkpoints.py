@@ -144,6 +144,18 @@ def preprocessor(folder: Path, copy: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def nest(folder: Path) -> None:
+    """As newer versions of transformers save: images and videos are described in the processor's
+    file."""
+    files = {"image_processor": folder / "preprocessor_config.json"}
+    if (folder / VIDEO_FILE).exists():
+        files["video_processor"] = folder / VIDEO_FILE
+    nested = {name: json.loads(file.read_text()) for name, file in files.items()}
+    (folder / "processor_config.json").write_text(json.dumps(nested))
+    for file in files.values():
+        file.unlink()
+
+
 def make_tokenizer(media: Sequence[str] = MEDIA, image: str = IMAGE) -> PreTrainedTokenizerFast:
     """Bytes, then special tokens. The template writes ``image`` for each."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

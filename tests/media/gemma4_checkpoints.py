@@ -1,6 +1,5 @@
 """Tiny random checkpoints of Gemma 4 with images, and transformers' texts for them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -120,14 +119,6 @@ def _ids(tokenizer: Any) -> Any:
 def _images() -> Any:
     file: Any = {"patch_size": PATCH, "pooling_kernel_size": POOL, "max_soft_tokens": NUM_TOKENS}
     return Gemma4ImageProcessorPil(**file)
-
-
-def nest(folder: Path) -> None:
-    """As published: images are described in the processor's file."""
-    file = folder / "preprocessor_config.json"
-    nested = {"image_processor": json.loads(file.read_text())}
-    (folder / "processor_config.json").write_text(json.dumps(nested))
-    file.unlink()
 
 
 @dataclass(frozen=True, slots=True)

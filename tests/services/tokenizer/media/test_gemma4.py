@@ -19,7 +19,7 @@ from shared.media.family import SOFT_TOKENS, PixelLimits
 from shared.media.gemma4 import FilledRows
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.messages import Convert, Medium
-from tests.media.checkpoints import MAX_LEN, preprocessor
+from tests.media.checkpoints import MAX_LEN, nest, preprocessor
 from tests.media.gemma4_checkpoints import (
     END,
     PATCH,
@@ -30,7 +30,6 @@ from tests.media.gemma4_checkpoints import (
     TOKEN,
     FilledReference,
     gemma4_reference,
-    nest,
     save_gemma4,
 )
 from tests.media.pictures import picture

@@ -16,7 +16,7 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.preprocessors import read_preprocessor
 from services.worker.media.tower import Sizes, Tower
 from shared.errors import ConfigError
-from tests.media.checkpoints import preprocessor
+from tests.media.checkpoints import nest, preprocessor
 from tests.media.gemma4_checkpoints import (
     NUM_TOKENS,
     PATCH,
@@ -25,7 +25,6 @@ from tests.media.gemma4_checkpoints import (
     WHOLE,
     FilledReference,
     gemma4_reference,
-    nest,
     save_gemma4,
     save_unified,
 )
