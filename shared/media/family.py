@@ -1,6 +1,6 @@
 """The arithmetic of images for one model: sizes, placeholders, positions. Pure, without torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -117,14 +117,20 @@ class Videos(Protocol):
         """The text that is drawn on each frame; none for frames that stay as they are."""
 
 
-@runtime_checkable
-class Marked(Protocol):
-    """A family whose chat template writes a ``marker`` for an image. The text that is ``written``
-    there has one placeholder. An image with parts is written ``before_crops`` too, and its parts
-    follow it ``behind_first``, ``between`` each other."""
+class Mark(NamedTuple):
+    """The text ``marker`` of a chat template, and the text ``written`` in its place."""
 
     marker: str
     written: str
+
+
+@runtime_checkable
+class Marked(Protocol):
+    """A family whose chat template writes a marker for an image or a video. The text in its place
+    has one placeholder. An image with parts is written ``before_crops`` too, and its parts follow
+    it ``behind_first``, ``between`` each other."""
+
+    marks: Mapping[MediumKind, Mark]
     before_crops: str
     behind_first: str
     between: str
@@ -157,8 +163,8 @@ class Family(Protocol):
         """Raises ValueError for a size that ``fit`` never gives."""
 
     def ids(self, size: Size) -> np.ndarray:
-        """The ids [num_tokens] int32 of an item in a prompt, from the first placeholder on. Other
-        ids among them are texts."""
+        """The ids [num_tokens] int32 of an image in a prompt, from the first placeholder on. Other
+        ids among them are texts. Videos have placeholders alone."""
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         """The positions [axes, num_ids] int64 of a prompt whose ids hold ``items`` in order, with

@@ -12,6 +12,7 @@ from shared.media.family import (
     MAX_CROPS,
     Box,
     Fit,
+    Mark,
     PanAndScan,
     PixelLimits,
     check_ratio,
@@ -108,8 +109,7 @@ class StretchedSquare(CroppedSquare):
         super().__init__(placeholder, num_tokens, side, side)
         self.limits = self.limits._replace(scan=scan)
         start, token, end = texts
-        self.marker = start
-        self.written = f"\n\n{start}{token}{end}\n\n"
+        self.marks = {"image": Mark(start, f"\n\n{start}{token}{end}\n\n")}
         self.between = f"{end}\n\n \n\n{start}"
         self.before_crops = "Here is the original image "
         self.behind_first = f"{end}\n\n and here are some crops to help you see better \n\n{start}"

@@ -87,10 +87,15 @@ def added_ids(folder: Path, *names: str) -> list[int]:
     return [ids[name] for name in names]
 
 
+def all_added(folder: Path) -> dict[int, str]:
+    """The texts of all added tokens, by id. Raises ConfigError."""
+    tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
+    return {each.id: each.content for each in tokens}
+
+
 def added_texts(folder: Path, *ids: int) -> list[str]:
     """The texts of added tokens. Raises ConfigError."""
-    tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
-    texts = {each.id: each.content for each in tokens}
+    texts = all_added(folder)
     for each in ids:
         if each not in texts:
             raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {each}")

@@ -80,9 +80,7 @@ class SquaresOfPatches:
         return rows * columns
 
     def ids(self, size: Size) -> np.ndarray:
-        is_video = self.videos is not None and size[0] == self.videos.group
-        placeholder = self.videos.placeholder if self.videos and is_video else self.placeholder
-        return np.full(self.num_tokens(size), placeholder, np.int32)
+        return np.full(self.num_tokens(size), self.placeholder, np.int32)
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         positions = np.empty((3, num_ids), np.int64)

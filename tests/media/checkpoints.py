@@ -156,8 +156,10 @@ def nest(folder: Path) -> None:
         file.unlink()
 
 
-def make_tokenizer(media: Sequence[str] = MEDIA, image: str = IMAGE) -> PreTrainedTokenizerFast:
-    """Bytes, then special tokens. The template writes ``image`` for each."""
+def make_tokenizer(
+    media: Sequence[str] = MEDIA, image: str = IMAGE, video: str = VIDEO
+) -> PreTrainedTokenizerFast:
+    """Bytes, then special tokens. The template writes ``image`` for each, or ``video``."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -166,7 +168,7 @@ def make_tokenizer(media: Sequence[str] = MEDIA, image: str = IMAGE) -> PreTrain
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    made.chat_template = TEMPLATE.replace(IMAGE, image)
+    made.chat_template = TEMPLATE.replace(IMAGE, image).replace(VIDEO, video)
     return made
 
 

@@ -74,7 +74,9 @@ def _step_problem(settings: WorkerConfig, family: Family, model: DecoderLM) -> s
         return ""
     num_tokens = batched_tokens(settings, _kind_of(model))
     square = family.fit(1, 1, family.limits)
-    num = family.limits.max_pixels * square.num_tokens // prod(square.size)
+    of_frame = 0 if family.videos is None else family.videos.most_pixels
+    most = max(family.limits.max_pixels, of_frame)
+    num = most * square.num_tokens // prod(square.size)
     least = num + min(settings.max_num_seqs, num_tokens) - 1
     if num_tokens >= least:
         return ""

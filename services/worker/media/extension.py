@@ -60,8 +60,10 @@ class WorkerMedia(WorkerExtension):
     def _num_tokens(self, item: Item) -> int:
         """0 for a size that no item of the kind has."""
         assert self._media is not None, "plans with items are for workers with images"
-        family, is_several = self._media.family, item.size[0] > 1
-        if family.videos is not None and is_several != (item.kind == "video"):
+        family, wanted = self._media.family, 1
+        if family.videos is not None and item.kind == "video":
+            wanted = family.videos.group
+        if family.videos is not None and item.size[0] != wanted:
             return 0
         try:
             return family.num_tokens(item.size)

@@ -1,4 +1,4 @@
-"""A folder whose images are described in the processor's file alone is that of both files."""
+"""Images that the processor's file describes are read as from a file of their own."""
 
 from collections.abc import Callable
 from functools import partial
