@@ -2,6 +2,7 @@
 size too ("pan and scan"). Pure."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +21,7 @@ from shared.media.family import (
 )
 from shared.media.llava import CroppedSquare, added_texts
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.wire.messages import MediumKind
 
 BILINEAR = 2  # Pillow's number
 
@@ -109,7 +111,9 @@ class StretchedSquare(CroppedSquare):
         super().__init__(placeholder, num_tokens, side, side)
         self.limits = self.limits._replace(scan=scan)
         start, token, end = texts
-        self.marks = {"image": Mark(start, f"\n\n{start}{token}{end}\n\n")}
+        self.marks: Mapping[MediumKind, Mark] = {
+            "image": Mark(start, f"\n\n{start}{token}{end}\n\n")
+        }
         self.between = f"{end}\n\n \n\n{start}"
         self.before_crops = "Here is the original image "
         self.behind_first = f"{end}\n\n and here are some crops to help you see better \n\n{start}"

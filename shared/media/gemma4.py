@@ -2,7 +2,7 @@
 them. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -95,7 +95,7 @@ class FilledRows:
         self.are_whole = are_whole
         self.limits = PixelLimits(1, most * side * side, soft_tokens=most)
         self.side = side
-        self.marks: dict[MediumKind, Mark] = {"image": Mark(texts[1], "".join(texts))}
+        self.marks: Mapping[MediumKind, Mark] = {"image": Mark(texts[1], "".join(texts))}
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         check_ratio(width, height)
@@ -143,7 +143,7 @@ class FilledRows:
         if of_video is not None and (video := all_added(folder).get(of_video)) is not None:
             limits = read_video_limits(folder, made.side)
             made.videos = LabelledFrames(of_video, (start, end), limits, made.fit)
-            made.marks["video"] = Mark(video, made.videos.written(video))
+            made.marks = {**made.marks, "video": Mark(video, made.videos.written(video))}
             made.kinds = ("image", "video")
         return made
 

@@ -95,7 +95,7 @@ async def test_frames_with_times_before_them_give_the_texts_of_transformers(
     files = [encoded(each, 0.5) for each in (frames, frames[::-1])]
     clips = [Clip(decoded(file)[::2], 4.0) for file in files]
     image, placed = picture(2, 120, 84), {"type": "video"}
-    asked = [(user(placed, QUESTION), [], clip) for clip in clips]
+    asked: list[Any] = [(user(placed, QUESTION), [], clip) for clip in clips]
     asked += [(user({"type": "image"}, placed, QUESTION), [image], clips[0])]
     texts = [oracle.expect(chat, images, NUM_TOKENS, [clip]).text for chat, images, clip in asked]
     chats = [user(video(file), QUESTION) for file in files]

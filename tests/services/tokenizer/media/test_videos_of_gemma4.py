@@ -91,7 +91,8 @@ def test_frames_and_times_are_those_of_transformers(
     """A film with fewer frames than wanted, which transformers refuses, has all of them."""
     film, about = Film(64, 64, total, fps), metadata(total, fps)
     name = "num_frames" if isinstance(asked, int) else "fps"
-    limits = videos.limits._replace(num_frames=None)._replace(**{name: asked})
+    wanted: Any = {"num_frames": None} | {name: asked}
+    limits = videos.limits._replace(**wanted)
     try:
         expected = default_sample_indices_fn(about, **{name: asked}).tolist()
     except ValueError:
@@ -104,10 +105,10 @@ def test_frames_and_times_are_those_of_transformers(
     assert frames.tolist() == expected
     about.frames_indices = frames
     texts: Any = SimpleNamespace(boi_token=START, video_token=VIDEO, eoi_token=END)
-    given = {"num_soft_tokens_per_video": [1], "video_metadata": [about]}
+    found_by = {"num_soft_tokens_per_video": [1], "video_metadata": [about]}
     first, *others = videos.labels(film, frames)
     found = first + f"00:00 {START}" + "".join(VIDEO + other for other in others) + VIDEO + END
-    assert found == Gemma4Processor.replace_video_token(texts, given, 0)
+    assert found == Gemma4Processor.replace_video_token(texts, found_by, 0)
     assert videos.times(film, frames, 4) == [0] * len(frames)
 
 
