@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from shared.media.ernie4_5_vl import ErnieSquares
-from shared.media.family import PREPROCESSOR_FILE, Family, find_nested
+from shared.media.family import Family, describes_images
 from shared.media.gemma3 import StretchedSquare
 from shared.media.gemma4 import FilledRows, WholeRows
 from shared.media.internvl import Tiles
@@ -42,9 +42,6 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Qwen3_5MoeForConditionalGeneration": LabelledSquares.read,
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
-
-NESTED = "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration"
-"""Their images may be described in the processor's file."""
 
 WRITTEN: Mapping[str, Mapping[str, MediumKind]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": {
@@ -86,8 +83,6 @@ def read_family(folder: Path) -> Family | None:
     """None for a model without images, and for one whose images are not supported. Raises
     ConfigError."""
     name = family_name(folder)
-    if name is None:
+    if name is None or not describes_images(folder):
         return None
-    is_nested = name in NESTED and find_nested(folder) is not None
-    has_file = is_nested or (folder / PREPROCESSOR_FILE).is_file()
-    return FAMILIES[name](folder) if has_file else None
+    return FAMILIES[name](folder)

@@ -1,6 +1,6 @@
 """The arithmetic of images for one model: sizes, placeholders, positions. Pure, without torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -117,14 +117,20 @@ class Videos(Protocol):
         """The text that is drawn on each frame; none for frames that stay as they are."""
 
 
-@runtime_checkable
-class Marked(Protocol):
-    """A family whose chat template writes a ``marker`` for an image. The text that is ``written``
-    there has one placeholder. An image with parts is written ``before_crops`` too, and its parts
-    follow it ``behind_first``, ``between`` each other."""
+class Mark(NamedTuple):
+    """The text ``marker`` of a chat template, and the text ``written`` in its place."""
 
     marker: str
     written: str
+
+
+@runtime_checkable
+class Marked(Protocol):
+    """A family whose chat template writes a marker for an image or a video. The text in its place
+    has one placeholder. An image with parts is written ``before_crops`` too, and its parts follow
+    it ``behind_first``, ``between`` each other."""
+
+    marks: Mapping[MediumKind, Mark]
     before_crops: str
     behind_first: str
     between: str
@@ -157,8 +163,8 @@ class Family(Protocol):
         """Raises ValueError for a size that ``fit`` never gives."""
 
     def ids(self, size: Size) -> np.ndarray:
-        """The ids [num_tokens] int32 of an item in a prompt, from the first placeholder on. Other
-        ids among them are texts."""
+        """The ids [num_tokens] int32 of an image in a prompt, from the first placeholder on. Other
+        ids among them are texts. Videos have placeholders alone."""
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         """The positions [axes, num_ids] int64 of a prompt whose ids hold ``items`` in order, with
@@ -200,16 +206,15 @@ class _Processor(msgspec.Struct):
     image_processor: dict[str, Any] | None = None
 
 
-def find_nested(folder: Path) -> dict[str, Any] | None:
-    """The part of the processor's file that describes images. Raises ConfigError."""
-    path = folder / PROCESSOR_FILE
-    return decode_json(path, _Processor).image_processor if path.is_file() else None
+def describes_images(folder: Path) -> bool:
+    """Raises ConfigError."""
+    return _nested(folder) is not None or (folder / PREPROCESSOR_FILE).is_file()
 
 
-def read_nested(folder: Path, kind: type[T]) -> tuple[Path, T]:
-    """The file with the description of images, a part of the processor's if that has one. Raises
-    ConfigError."""
-    nested = find_nested(folder)
+def read_preprocessor_file(folder: Path, kind: type[T]) -> tuple[Path, T]:
+    """The file that describes images and the description, a part of the processor's file if that
+    has one. Raises ConfigError."""
+    nested = _nested(folder)
     path = folder / (PREPROCESSOR_FILE if nested is None else PROCESSOR_FILE)
     if nested is None:
         return path, decode_json(path, kind)
@@ -217,6 +222,11 @@ def read_nested(folder: Path, kind: type[T]) -> tuple[Path, T]:
         return path, msgspec.convert(nested, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"model: {path}: {error}") from None
+
+
+def _nested(folder: Path) -> dict[str, Any] | None:
+    path = folder / PROCESSOR_FILE
+    return decode_json(path, _Processor).image_processor if path.is_file() else None
 
 
 def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str, time: int = 0) -> bytes:

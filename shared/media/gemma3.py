@@ -2,6 +2,7 @@
 size too ("pan and scan"). Pure."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -10,15 +11,17 @@ import msgspec
 from shared.errors import ConfigError
 from shared.media.family import (
     MAX_CROPS,
-    PREPROCESSOR_FILE,
     Box,
     Fit,
+    Mark,
     PanAndScan,
     PixelLimits,
     check_ratio,
+    read_preprocessor_file,
 )
 from shared.media.llava import CroppedSquare, added_texts
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.wire.messages import MediumKind
 
 BILINEAR = 2  # Pillow's number
 
@@ -108,8 +111,9 @@ class StretchedSquare(CroppedSquare):
         super().__init__(placeholder, num_tokens, side, side)
         self.limits = self.limits._replace(scan=scan)
         start, token, end = texts
-        self.marker = start
-        self.written = f"\n\n{start}{token}{end}\n\n"
+        self.marks: Mapping[MediumKind, Mark] = {
+            "image": Mark(start, f"\n\n{start}{token}{end}\n\n")
+        }
         self.between = f"{end}\n\n \n\n{start}"
         self.before_crops = "Here is the original image "
         self.behind_first = f"{end}\n\n and here are some crops to help you see better \n\n{start}"
@@ -124,8 +128,8 @@ class StretchedSquare(CroppedSquare):
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), Config)
-        path, side = folder / PREPROCESSOR_FILE, config.vision_config.image_size
-        given = decode_json(path, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
+        side = config.vision_config.image_size
         for place, problem in (
             (folder / CONFIG_FILE, config.problem()),
             (path, given.problem(side)),

@@ -1,7 +1,8 @@
-"""Images of Gemma 4: each is scaled to as many tokens as fit a number of them. Pure."""
+"""Images and videos of Gemma 4: an image or a frame is scaled to as many tokens as fit a number of
+them. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -14,14 +15,16 @@ from shared.media.family import (
     BICUBIC,
     SOFT_TOKENS,
     Fit,
+    Mark,
     PixelLimits,
     Size,
     Videos,
     check_ratio,
-    read_nested,
+    read_preprocessor_file,
     squares_of,
 )
-from shared.media.llava import added_texts
+from shared.media.gemma4_videos import LabelledFrames, read_video_limits
+from shared.media.llava import added_texts, all_added
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
@@ -62,6 +65,7 @@ class _Config(msgspec.Struct):
     boi_token_id: int = 255_999
     eoi_token_id: int = 258_882
     image_token_id: int = 258_880
+    video_token_id: int | None = 258_884
 
 
 class FilledRows:
@@ -90,12 +94,12 @@ class FilledRows:
         self.filler: int | None = filler
         self.are_whole = are_whole
         self.limits = PixelLimits(1, most * side * side, soft_tokens=most)
-        self._side = side
-        self.marker, self.written = texts[1], "".join(texts)
+        self.side = side
+        self.marks: Mapping[MediumKind, Mark] = {"image": Mark(texts[1], "".join(texts))}
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         check_ratio(width, height)
-        side = self._side
+        side = self.side
         most = min(limits.soft_tokens or SOFT_TOKENS[0], limits.max_pixels // side**2)
         num = max((each for each in SOFT_TOKENS if each <= most), default=SOFT_TOKENS[0])
         # In the order of transformers' operations, whose rounding it shares.
@@ -108,7 +112,7 @@ class FilledRows:
         return Fit((1, rows * side, columns * side), rows * columns)
 
     def num_tokens(self, size: Size) -> int:
-        rows, columns = squares_of(size, self._side)
+        rows, columns = squares_of(size, self.side)
         return rows * columns
 
     def ids(self, size: Size) -> np.ndarray:
@@ -121,19 +125,27 @@ class FilledRows:
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), _Config)
-        path, given = read_nested(folder, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
         if problem := given.problem():
             raise ConfigError(f"model: {path}: {problem}")
         token, text = config.image_token_id, config.text_config
         attention = text.use_bidirectional_attention
-        return cls(
+        start, image, end = added_texts(folder, config.boi_token_id, token, config.eoi_token_id)
+        made = cls(
             token,
             text.pad_token_id or 0,
             given.patch_size * given.pooling_kernel_size,
             given.max_soft_tokens,
-            added_texts(folder, config.boi_token_id, token, config.eoi_token_id),
+            (start, image, end),
             are_whole=(cls.attention if attention is UNSET else attention) == WHOLE,
         )
+        of_video = config.video_token_id
+        if of_video is not None and (video := all_added(folder).get(of_video)) is not None:
+            limits = read_video_limits(folder, made.side)
+            made.videos = LabelledFrames(of_video, (start, end), limits, made.fit)
+            made.marks = {**made.marks, "video": Mark(video, made.videos.written(video))}
+            made.kinds = ("image", "video")
+        return made
 
 
 class WholeRows(FilledRows):

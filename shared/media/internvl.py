@@ -11,12 +11,12 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
-    PREPROCESSOR_FILE,
     Fit,
     PixelLimits,
     Size,
     Videos,
     check_ratio,
+    read_preprocessor_file,
 )
 from shared.media.llava import Placeholder, added_ids
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
@@ -144,8 +144,7 @@ class Tiles:
         config = decode_json(find_file(folder, CONFIG_FILE), Config)
         if problem := config.problem():
             raise ConfigError(f"model: {folder / CONFIG_FILE}: {problem}")
-        path = folder / PREPROCESSOR_FILE
-        given = decode_json(path, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
         if problem := given.problem(config.side):
             raise ConfigError(f"model: {path}: {problem}")
         ids = config.find(folder), *added_ids(folder, START, END)

@@ -11,12 +11,12 @@ import numpy as np
 
 from shared.errors import ConfigError
 from shared.media.family import (
-    PREPROCESSOR_FILE,
     Fit,
     PixelLimits,
     Size,
     Videos,
     check_ratio,
+    read_preprocessor_file,
     squares_of,
 )
 from shared.media.internvl import MAX_TILES, choose_grid
@@ -29,7 +29,7 @@ START, VIEW, END = "<|image_start|>", "<|img_thumbnail|>", "<|image_end|>"
 
 
 class Preprocessor(msgspec.Struct):
-    """preprocessor_config.json"""
+    """The description of images."""
 
     downsample_factor: int = 2
     do_image_splitting: bool = True
@@ -161,8 +161,7 @@ class TilesAndView:
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), Config)
-        path = folder / PREPROCESSOR_FILE
-        given = decode_json(path, Preprocessor)
+        path, given = read_preprocessor_file(folder, Preprocessor)
         problem = given.problem()
         if given.downsample_factor != config.downsample_factor:
             problem = (

@@ -10,12 +10,12 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
-    PREPROCESSOR_FILE,
     Fit,
     PixelLimits,
     Size,
     Videos,
     check_ratio,
+    read_preprocessor_file,
 )
 from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
@@ -87,10 +87,15 @@ def added_ids(folder: Path, *names: str) -> list[int]:
     return [ids[name] for name in names]
 
 
+def all_added(folder: Path) -> dict[int, str]:
+    """The texts of all added tokens, by id. Raises ConfigError."""
+    tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
+    return {each.id: each.content for each in tokens}
+
+
 def added_texts(folder: Path, *ids: int) -> list[str]:
     """The texts of added tokens. Raises ConfigError."""
-    tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
-    texts = {each.id: each.content for each in tokens}
+    texts = all_added(folder)
     for each in ids:
         if each not in texts:
             raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {each}")
@@ -145,8 +150,8 @@ class CroppedSquare:
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), Config)
-        path, vision = folder / PREPROCESSOR_FILE, config.vision_config
-        given = decode_json(path, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
+        vision = config.vision_config
         if problem := given.problem(vision.image_size):
             raise ConfigError(f"model: {path}: {problem}")
         num_tokens = (vision.image_size // vision.patch_size) ** 2

@@ -11,11 +11,11 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
-    PREPROCESSOR_FILE,
     Fit,
     PixelLimits,
     Size,
     Videos,
+    read_preprocessor_file,
     squares_of,
 )
 from shared.media.llava import Placeholder, added_ids
@@ -33,7 +33,7 @@ class _Size(msgspec.Struct, frozen=True):
 
 
 class Preprocessor(msgspec.Struct):
-    """preprocessor_config.json"""
+    """The description of images."""
 
     size: _Size = _Size(1024)
     do_resize: bool = True
@@ -133,8 +133,7 @@ class RowsOfPatches:
         config = decode_json(find_file(folder, CONFIG_FILE), Config)
         if problem := config.problem():
             raise ConfigError(f"model: {folder / CONFIG_FILE}: {problem}")
-        path = folder / PREPROCESSOR_FILE
-        given = decode_json(path, Preprocessor)
+        path, given = read_preprocessor_file(folder, Preprocessor)
         if problem := given.problem():
             raise ConfigError(f"model: {path}: {problem}")
         assert given.size.longest_edge is not None
@@ -171,8 +170,7 @@ class UnbrokenRows(RowsOfPatches):
     @classmethod
     def make(cls, folder: Path, config: Config, given: Preprocessor, longest: int) -> Self:
         if given.side < 1:
-            raise ConfigError(
-                f"model: {folder / PREPROCESSOR_FILE}: patch_size {given.patch_size} is no square"
-            )
+            path, _ = read_preprocessor_file(folder, Preprocessor)
+            raise ConfigError(f"model: {path}: patch_size {given.patch_size} is no square")
         side_of_token = config.vision_config.patch_size * config.merge
         return cls(config.find(folder), given.side, side_of_token, longest)

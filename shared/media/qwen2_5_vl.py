@@ -12,13 +12,13 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
-    PREPROCESSOR_FILE,
     Fit,
     PixelLimits,
     Size,
     VideoLimits,
     Videos,
     check_ratio,
+    read_preprocessor_file,
     squares_of,
 )
 from shared.media.video import PairsInTime
@@ -80,9 +80,7 @@ class SquaresOfPatches:
         return rows * columns
 
     def ids(self, size: Size) -> np.ndarray:
-        is_video = self.videos is not None and size[0] == self.videos.group
-        placeholder = self.videos.placeholder if self.videos and is_video else self.placeholder
-        return np.full(self.num_tokens(size), placeholder, np.int32)
+        return np.full(self.num_tokens(size), self.placeholder, np.int32)
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         positions = np.empty((3, num_ids), np.int64)
@@ -112,8 +110,7 @@ class SquaresOfPatches:
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
         config = decode_json(find_file(folder, CONFIG_FILE), _Config)
-        path = folder / PREPROCESSOR_FILE
-        given = decode_json(path, _Preprocessor)
+        path, given = read_preprocessor_file(folder, _Preprocessor)
         placeholder = config.im_patch_id if config.image_token_id is None else config.image_token_id
         if placeholder is None or not given.do_resize:
             raise ConfigError(f"model: {path}: images without image_token_id or do_resize")

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shared.errors import ConfigError
-from shared.media.family import BICUBIC, PREPROCESSOR_FILE, PROCESSOR_FILE, VideoLimits
+from shared.media.family import BICUBIC, PROCESSOR_FILE, VideoLimits, read_preprocessor_file
 from shared.model_folder import decode_json
 
 VIDEO_FILE = "video_preprocessor_config.json"
@@ -44,7 +44,7 @@ class _Videos(msgspec.Struct):
 def read_limits(folder: Path, defaults: VideoLimits) -> VideoLimits:
     """From the first of the files that transformers looks for; the last one is of images. Raises
     ConfigError."""
-    path, found = find_file_of_videos(folder) or _of_images(folder)
+    path, found = find_file_of_videos(folder) or read_preprocessor_file(folder, dict[str, Any])
     return limits_in(path, found, defaults)
 
 
@@ -53,7 +53,7 @@ def limits_in(
 ) -> VideoLimits:
     """From the content ``found`` of the file ``path``, with the values in ``common`` as those of
     images are. Raises ConfigError."""
-    images = _of_images(path.parent)[1]
+    images = read_preprocessor_file(path.parent, dict[str, Any])[1]
     for name in common:
         if name in found and name in images and found[name] != images[name]:
             raise ConfigError(
@@ -85,8 +85,3 @@ def find_file_of_videos(folder: Path) -> tuple[Path, dict[str, Any]] | None:
         return path, nested
     path = folder / VIDEO_FILE
     return (path, decode_json(path, dict[str, Any])) if path.is_file() else None
-
-
-def _of_images(folder: Path) -> tuple[Path, dict[str, Any]]:
-    path = folder / PREPROCESSOR_FILE
-    return path, decode_json(path, dict[str, Any])

@@ -139,10 +139,12 @@ TABLES: dict[str, list[Column]] = {
         Column("two ranks, convolutions", CONVOLVED, "native", "bfloat16", processes="ranks"),
         Column("two ranks, states", STATEFUL, "native", "bfloat16", processes="ranks"),
         Column("two ranks, images", SEEING, "native", "bfloat16", CHUNKS, "ranks"),
+        Column("two ranks, images, experts", MODAL, "native", "bfloat16", CHUNKS, "ranks"),
         Column("two ranks, adapters", DENSE, "native", "bfloat16", {}, "ranks", is_adapted=True),
         Column("two stages", DENSE, "native", "bfloat16", processes="stages"),
         Column("two stages, experts", EXPERTS, "native", "bfloat16", processes="stages"),
         Column("two stages, images", SEEING, "native", "bfloat16", CHUNKS, "stages"),
+        Column("two stages, images, DeepStack", DEEP, "native", "bfloat16", CHUNKS, "stages"),
         Column("two stages, images, experts", MODAL, "native", "bfloat16", CHUNKS, "stages"),
     ],
     "torch's operators on CPUs": [

@@ -144,8 +144,22 @@ def preprocessor(folder: Path, copy: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def make_tokenizer(media: Sequence[str] = MEDIA, image: str = IMAGE) -> PreTrainedTokenizerFast:
-    """Bytes, then special tokens. The template writes ``image`` for each."""
+def nest(folder: Path) -> None:
+    """As newer versions of transformers save: images and videos are described in the processor's
+    file."""
+    files = {"image_processor": folder / "preprocessor_config.json"}
+    if (folder / VIDEO_FILE).exists():
+        files["video_processor"] = folder / VIDEO_FILE
+    nested = {name: json.loads(file.read_text()) for name, file in files.items()}
+    (folder / "processor_config.json").write_text(json.dumps(nested))
+    for file in files.values():
+        file.unlink()
+
+
+def make_tokenizer(
+    media: Sequence[str] = MEDIA, image: str = IMAGE, video: str = VIDEO
+) -> PreTrainedTokenizerFast:
+    """Bytes, then special tokens. The template writes ``image`` for each, or ``video``."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -154,7 +168,7 @@ def make_tokenizer(media: Sequence[str] = MEDIA, image: str = IMAGE) -> PreTrain
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    made.chat_template = TEMPLATE.replace(IMAGE, image)
+    made.chat_template = TEMPLATE.replace(IMAGE, image).replace(VIDEO, video)
     return made
 
 

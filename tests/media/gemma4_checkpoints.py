@@ -1,16 +1,17 @@
 """Tiny random checkpoints of Gemma 4 with images, and transformers' texts for them."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers.masking_utils import create_masks_for_generate
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.gemma4.processing_gemma4 import Gemma4Processor
@@ -19,10 +20,10 @@ from transformers.models.gemma4_unified import modeling_gemma4_unified as unifie
 from tests.media.checkpoints import make_tokenizer, save, text_config
 from tests.media.gemma3_checkpoints import strengthen
 from tests.media.references import Clip, Expected, Reference, load_reference
-from tests.media.videos import without_torchvision
+from tests.media.videos import metadata, processor_of, without_torchvision
 
-START, END, TOKEN = MEDIA = "<|image>", "<image|>", "<|image|>"
-NAMES = ("boi_token_id", "eoi_token_id", "image_token_id")
+START, END, TOKEN, VIDEO = MEDIA = "<|image>", "<image|>", "<|image|>", "<|video|>"
+NAMES = ("boi_token_id", "eoi_token_id", "image_token_id", "video_token_id")
 PATCH, POOL, NUM_TOKENS = 4, 3, 70
 SIDE = PATCH * POOL
 WINDOW = 20  # shorter than an image
@@ -51,7 +52,7 @@ def save_gemma4(folder: Path, seed: int = 0, **changes: Any) -> None:
     """Images of 70 tokens at most, with ``changes`` of their texts: by default as of the larger
     models, whose tokens see each other in images. With inputs of layers it has a tower of sounds
     too."""
-    tokenizer: Any = make_tokenizer(MEDIA, TOKEN)
+    tokenizer: Any = make_tokenizer(MEDIA, TOKEN, VIDEO)
     text = text_config(tokenizer) | {
         "model_type": "gemma4_text",
         "num_hidden_layers": 4,
@@ -82,12 +83,12 @@ def save_gemma4(folder: Path, seed: int = 0, **changes: Any) -> None:
         **ids,
     )
     save(folder, transformers.Gemma4ForConditionalGeneration, config, tokenizer, _images(), seed)
-    strengthen(folder / "model.safetensors")
+    _finish(folder / "model.safetensors", tokenizer)
 
 
 def save_unified(folder: Path, seed: int = 0, **changes: Any) -> None:
     """As ``save_gemma4``, of the model that has no tower."""
-    tokenizer: Any = make_tokenizer(MEDIA, TOKEN)
+    tokenizer: Any = make_tokenizer(MEDIA, TOKEN, VIDEO)
     text = text_config(tokenizer) | {
         "model_type": "gemma4_unified_text",
         "num_hidden_layers": 4,
@@ -110,7 +111,16 @@ def save_unified(folder: Path, seed: int = 0, **changes: Any) -> None:
     )
     kind = transformers.Gemma4UnifiedForConditionalGeneration
     save(folder, kind, config, tokenizer, _images(), seed)
-    strengthen(folder / "model.safetensors")
+    _finish(folder / "model.safetensors", tokenizer)
+
+
+def _finish(file: Path, tokenizer: Any) -> None:
+    """Placeholders are not generated: in a text, transformers embeds them as padding."""
+    strengthen(file)
+    tensors = load_file(file)
+    (name,) = (each for each in tensors if each.endswith(".embed_tokens.weight"))
+    tensors[name][tokenizer.convert_tokens_to_ids([TOKEN, VIDEO])] = 0
+    save_file(tensors, file, {"format": "pt"})
 
 
 def _ids(tokenizer: Any) -> Any:
@@ -122,12 +132,16 @@ def _images() -> Any:
     return Gemma4ImageProcessorPil(**file)
 
 
-def nest(folder: Path) -> None:
-    """As published: images are described in the processor's file."""
-    file = folder / "preprocessor_config.json"
-    nested = {"image_processor": json.loads(file.read_text())}
-    (folder / "processor_config.json").write_text(json.dumps(nested))
-    file.unlink()
+INPUTS = (
+    *("pixel_values", "image_position_ids"),
+    *("pixel_values_videos", "video_position_ids", "num_frames_per_video"),
+)
+KINDS = {"gemma4": "Gemma4VideoProcessor", "gemma4_unified": "Gemma4UnifiedVideoProcessor"}
+
+
+def _replaced(text: str, token: str, write: Callable[[int], str]) -> str:
+    first, *pieces = text.split(token)
+    return first + "".join(write(number) + piece for number, piece in enumerate(pieces))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +155,52 @@ class FilledReference(Reference):
     ) -> dict[str, torch.Tensor]:
         """By Gemma4Processor's replacement of a token."""
         given = self.patches(pictures, **options) if pictures else {}
-        first, *pieces = prompt.split(TOKEN)
-        assert len(pieces) == len(pictures)
-        texts: Any = SimpleNamespace(boi_token=START, image_token=TOKEN, eoi_token=END)
-        for number, piece in enumerate(pieces):
-            first += Gemma4Processor.replace_image_token(texts, given, number) + piece
-        ids = self.tokenizer(first, return_tensors="pt")["input_ids"]
+        of_clips = self.patches_of_frames(clips) if clips else {}
+        texts: Any = SimpleNamespace(
+            boi_token=START, image_token=TOKEN, video_token=VIDEO, eoi_token=END
+        )
+        text = _replaced(prompt, TOKEN, partial(Gemma4Processor.replace_image_token, texts, given))
+        write = partial(Gemma4Processor.replace_video_token, texts, of_clips)
+        ids = self.tokenizer(_replaced(text, VIDEO, write), return_tensors="pt")["input_ids"]
         found = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        if pictures:
-            names = "pixel_values", "image_position_ids"
-            found |= {name: torch.as_tensor(given[name]) for name in names}
-            found["mm_token_type_ids"] = (ids == self.model.config.image_token_id).int()
+        names = [name for name in (*given, *of_clips) if name in INPUTS]
+        found |= {name: torch.as_tensor((given | of_clips)[name]) for name in names}
+        if pictures or clips:
+            config = self.model.config
+            kinds = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
+            found["mm_token_type_ids"] = kinds
         return found
+
+    def patches_of_frames(self, clips: Sequence[Clip]) -> dict[str, Any]:
+        """By transformers' processor of videos, with frames that are not resized."""
+        kind = self.model.config.model_type
+        with mock.patch.object(transformers.utils, "is_torchvision_v2_available"):
+            processor = getattr(processor_of(kind), KINDS[kind])
+        resize = partial(processor.aspect_ratio_preserving_resize, None)
+        steps: Any = SimpleNamespace(
+            aspect_ratio_preserving_resize=resize,
+            rescale_and_normalize=lambda video, _, factor, *__: video * factor,
+        )
+        frames = [np.stack([np.asarray(frame) for frame in clip.frames]) for clip in clips]
+        found = processor._preprocess(
+            steps,
+            [torch.from_numpy(each).permute(0, 3, 1, 2) for each in frames],
+            do_resize=True,
+            resample=None,
+            do_rescale=True,
+            rescale_factor=1 / 255,
+            do_normalize=True,
+            image_mean=None,
+            image_std=None,
+            return_tensors="pt",
+            patch_size=PATCH,
+            max_soft_tokens=NUM_TOKENS,
+            pooling_kernel_size=POOL,
+        )
+        about = [metadata(len(clip.frames), 1 / clip.seconds) for clip in clips]
+        for each in about:
+            each.frames_indices = range(each.total_num_frames)
+        return dict(found) | {"video_metadata": about}
 
     def patches(self, pictures: list, **options: Any) -> dict[str, Any]:
         return dict(self.images(images=pictures, return_tensors="pt", **options))

@@ -1,11 +1,13 @@
 """Videos through real processes: each text is the one of transformers on the same frames."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.media.checkpoints import save_checkpoint
+from tests.media.gemma4_checkpoints import gemma4_reference, save_gemma4, save_unified
 from tests.media.pictures import picture
 from tests.media.references import Clip, Reference, reference
 from tests.media.videos import decoded, encoded, needs_av, scene, stamped
@@ -75,8 +77,33 @@ async def test_frames_with_stamps_give_the_texts_of_transformers(tmp_path: Path)
     for file in files:
         clip = Clip(stamped(font, decoded(file), 4.0))
         texts.append(oracle.expect(asked, [], NUM_TOKENS, [clip]).text)
-    async with serving(tmp_path / "mesh", folder) as fleet, client_of(fleet) as client:
+    async with serving(tmp_path, folder) as fleet, client_of(fleet) as client:
         await check(client, [user(video(file), QUESTION) for file in files], texts)
+
+
+@needs_av
+@pytest.mark.slow
+@pytest.mark.parametrize("save", [save_gemma4, save_unified])
+async def test_frames_with_times_before_them_give_the_texts_of_transformers(
+    tmp_path: Path, save: Callable[[Path], None]
+) -> None:
+    """Of twelve frames, one in two seconds, six."""
+    folder = tmp_path / "gemma4"
+    folder.mkdir()
+    save(folder)
+    oracle, frames = gemma4_reference(folder), scene(1, 12, 120, 84)
+    files = [encoded(each, 0.5) for each in (frames, frames[::-1])]
+    clips = [Clip(decoded(file)[::2], 4.0) for file in files]
+    image, placed = picture(2, 120, 84), {"type": "video"}
+    asked: list[Any] = [(user(placed, QUESTION), [], clip) for clip in clips]
+    asked += [(user({"type": "image"}, placed, QUESTION), [image], clips[0])]
+    texts = [oracle.expect(chat, images, NUM_TOKENS, [clip]).text for chat, images, clip in asked]
+    chats = [user(video(file), QUESTION) for file in files]
+    chats += [user(part(image), video(files[0]), QUESTION)]
+    async with serving(tmp_path, folder) as fleet, client_of(fleet) as client:
+        six: Any = {"mm_processor_kwargs": {"num_frames": 6}}
+        assert texts[0] != texts[1]
+        assert [await client.text(chat, **six) for chat in chats] == texts
 
 
 async def check(client: Client, chats: list[Any], texts: list[str]) -> None:

@@ -114,7 +114,8 @@ class VideoFitting(Fitting):
         labels = videos.labels(film, frames)
         texts = [self._encode(label) if label else NO_IDS for label in labels]
         before, behind = (np.array(each, np.int32) for each in videos.around)
-        group = np.concatenate([before, self._family.ids(upright.size), behind])
+        features = np.full(upright.num_tokens, videos.placeholder, np.int32)
+        group = np.concatenate([before, features, behind])
         self._ids, starts = interleaved(texts, [group] * len(labels))
         self._starts = [start + len(before) for start in starts]
         self.num_tokens = len(self._ids)

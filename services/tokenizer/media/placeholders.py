@@ -1,5 +1,6 @@
 """Images and videos in the ids of a prompt. Pure."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -90,7 +91,7 @@ class ReadMedia(PromptMedia):
         self._marked = marked
         self._names = [(each.text, each.kind) for each in placeholders]
         if marked is not None:
-            self._names.append((marked.marker, "image"))
+            self._names += [(mark.marker, kind) for kind, mark in marked.marks.items()]
         self._media = media
         self._noun = "media" if any(each.kind == "video" for each in media) else "images"
         self._placeholders = placeholders
@@ -121,17 +122,24 @@ class ReadMedia(PromptMedia):
     def written(self, text: str, numbers: Sequence[int]) -> str:
         if (marked := self._marked) is None:
             return text
-        first, *others = text.split(marked.marker)
-        if len(others) != len(numbers):
-            raise InvalidRequest(
-                f"the chat template writes {marked.marker} {len(others)} times for {len(numbers)}"
-                " images",
-                param="messages",
-            )
+        media = [self._media[number] for number in numbers]
+        kinds = {mark.marker: kind for kind, mark in marked.marks.items()}
+        first, *others = re.split(f"({'|'.join(map(re.escape, kinds))})", text)
+        found, wanted = [kinds[marker] for marker in others[::2]], [each.kind for each in media]
+        for marker, kind in kinds.items():
+            if (num := found.count(kind)) != wanted.count(kind):
+                raise InvalidRequest(
+                    f"the chat template writes {marker} {num} times for {wanted.count(kind)}"
+                    f" {kind}s",
+                    param="messages",
+                )
+        if found != wanted:
+            raise _other_order()
         pieces = [first]
-        for number, other in zip(numbers, others, strict=True):
-            before = marked.before_crops if self._media[number].num_items > 1 else ""
-            pieces += [before, marked.written, other]
+        for medium, other in zip(media, others[1::2], strict=True):
+            has_parts = medium.kind == "image" and medium.num_items > 1
+            before = marked.before_crops if has_parts else ""
+            pieces += [before, marked.marks[medium.kind].written, other]
         return "".join(pieces)
 
     def expand(self, ids: Array, numbers: Sequence[int]) -> Array:
@@ -149,10 +157,7 @@ class ReadMedia(PromptMedia):
         pieces = [first]
         for number, piece in zip(numbers, others, strict=True):
             if self._media[number].kind not in self._kinds_of(piece[0]):
-                raise InvalidRequest(
-                    "the chat template writes images and videos in another order",
-                    param="messages",
-                )
+                raise _other_order()
             pieces += [self._media[number].ids, piece[1:]]
         return np.concatenate(pieces, dtype=ids.dtype)
 
@@ -214,6 +219,11 @@ class ReadMedia(PromptMedia):
             f" {len(numbers)} {self._noun} of {expected[:32]} ids, as the model writes them",
             param="prompt",
         )
+
+
+def _other_order() -> InvalidRequest:
+    text = "the chat template writes images and videos in another order"
+    return InvalidRequest(text, param="messages")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -24,7 +24,7 @@ from services.worker.models.registry import read_model_config
 from services.worker.startup.loaded_model import batched_tokens
 from shared.errors import ConfigError
 from shared.media.families import family_name, read_family
-from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.family import PREPROCESSOR_FILE, PROCESSOR_FILE, Family
 from shared.model_location import locate_model
 from shared.pooling import read_pooling
 from shared.process.cores import num_cores
@@ -53,7 +53,8 @@ def make(
         return None
     family = read_family(folder)
     if family is None:
-        log.info("images: not computed: %s has no %s", folder, PREPROCESSOR_FILE)
+        files = f"{PREPROCESSOR_FILE} or {PROCESSOR_FILE}"
+        log.info("images: not computed: %s has no %s that describes them", folder, files)
         return None
     if read_pooling(folder, settings.runner, settings.pooler_config) is not None:
         log.info("images: not computed: the model pools")
@@ -69,7 +70,9 @@ def _step_problem(settings: WorkerConfig, family: Family, model: DecoderLM) -> s
         return ""
     num_tokens = batched_tokens(settings, _kind_of(model))
     square = family.fit(1, 1, family.limits)
-    num = family.limits.max_pixels * square.num_tokens // prod(square.size)
+    of_frame = 0 if family.videos is None else family.videos.most_pixels
+    most = max(family.limits.max_pixels, of_frame)
+    num = most * square.num_tokens // prod(square.size)
     least = num + min(settings.max_num_seqs, num_tokens) - 1
     if num_tokens >= least:
         return ""

@@ -55,8 +55,10 @@ def check_pixels(plan: StepPlan, pixels: Sequence[Array]) -> None:
 
 def num_tokens_of(item: Item, family: Family) -> int:
     """By its size; 0 for a size that no item of the kind has."""
-    if family.videos is not None and (item.size[0] > 1) != (item.kind == "video"):
-        return 0
+    if (videos := family.videos) is not None:
+        num_frames = videos.group if item.kind == "video" else 1
+        if item.size[0] != num_frames:
+            return 0
     try:
         return family.num_tokens(item.size)
     except ValueError:

@@ -12,12 +12,12 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media import gemma3, internvl, llava, pixtral
 from shared.media.families import family_name
-from shared.media.family import PREPROCESSOR_FILE, read_nested
+from shared.media.family import read_preprocessor_file
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 
 class Preprocessor(msgspec.Struct):
-    """preprocessor_config.json; the defaults are those of the class it names. The names of a
+    """The description of images; the defaults are those of the class it names. The names of a
     tower's tensors have one of ``names`` in them. Sizes must be those that its config has by other
     names."""
 
@@ -39,11 +39,7 @@ class Preprocessor(msgspec.Struct):
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
-        return decode_json(cls.file(folder), cls)
-
-    @classmethod
-    def file(cls, folder: Path) -> Path:
-        return folder / PREPROCESSOR_FILE
+        return read_preprocessor_file(folder, cls)[1]
 
     @property
     def patch_numbers(self) -> int:
@@ -240,14 +236,6 @@ class Gemma4(Preprocessor):
     patch_size: int = 16
     merge_size: int = msgspec.field(default=3, name="pooling_kernel_size")
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        return read_nested(folder, cls)[1]
-
-    @classmethod
-    def file(cls, folder: Path) -> Path:
-        return read_nested(folder, cls)[0]
-
     @property
     def side(self) -> int:
         """Of a square with a place."""
@@ -309,7 +297,8 @@ class _Config(msgspec.Struct):
 def read_preprocessor(folder: Path) -> Preprocessor:
     """Raises ConfigError."""
     kind = PREPROCESSORS[family_name(folder)]
-    path, found = kind.file(folder), kind.read(folder)
+    path, _ = read_preprocessor_file(folder, kind)
+    found = kind.read(folder)
     vision = decode_json(find_file(folder, CONFIG_FILE), _Config).vision_config
     for problem in found.problems(vision):
         raise ConfigError(f"model: {path}: {problem}")

@@ -13,7 +13,7 @@ from shared.errors import ConfigError
 from shared.media.families import read_family
 from shared.media.family import Family, Film, VideoLimits, Videos
 from shared.wire.messages import Item, MediumKind
-from tests.media.checkpoints import MEDIA, preprocessor, save_checkpoint
+from tests.media.checkpoints import preprocessor, save_checkpoint
 from tests.media.references import Reference, reference
 from tests.media.videos import metadata, processor_of
 
@@ -172,12 +172,9 @@ def test_positions_are_those_of_transformers(
     assert (found <= np.arange(len(kinds))).all()
 
 
-def test_ids_and_tokens_are_of_the_kind_by_the_number_of_frames(
-    family: Family, oracle: Reference
-) -> None:
-    for frames, name in ((1, MEDIA[2]), (2, MEDIA[3])):
-        ids = family.ids((frames, oracle.side, 3 * oracle.side))
-        assert ids.tolist() == [oracle.tokenizer.convert_tokens_to_ids(name)] * 3
+def test_an_item_has_one_frame_or_two(family: Family, oracle: Reference) -> None:
+    for frames in (1, 2):
+        assert family.num_tokens((frames, oracle.side, 3 * oracle.side)) == 3
     with pytest.raises(ValueError, match="no image of the model has the size"):
         family.num_tokens((3, oracle.side, oracle.side))
 

@@ -70,24 +70,23 @@ def chat(oracle: Reference, *parts: str | Image.Image | Clip) -> Chat:
     expected = oracle.expect([{"role": "user", "content": content}], pictures, NUM_TOKENS, clips)
     family = read_family(Path(oracle.model.config._name_or_path))
     assert family is not None
-    placeholders = placeholders_of(family)
+    placeholders, group = placeholders_of(family), family.videos.group if family.videos else 1
     ids, end = np.array(expected.prompt_ids), 0
     items, pixels = [], {}
     for part in parts:
         if isinstance(part, str):
             continue
         kind = _kind(part)
-        for frames, time in _groups(oracle, part):
+        for frames, time in _groups(oracle, part, group):
             size = len(frames), frames[0].height, frames[0].width
             buffer = b"".join(frame.tobytes() for frame in frames)
             digest = digest_of(kind, size, memoryview(buffer), "", time)
             num = family.num_tokens(size)
-            first, inner = (
-                int((each == placeholders[kind]).argmax()) for each in (ids[end:], family.ids(size))
-            )
+            own = np.full(num, placeholders[kind]) if kind == "video" else family.ids(size)
+            first, inner = (int((each == placeholders[kind]).argmax()) for each in (ids[end:], own))
             start = end + first - inner
             end = start + num
-            np.testing.assert_array_equal(ids[start:end], family.ids(size))
+            np.testing.assert_array_equal(ids[start:end], own)
             items.append(
                 Item(kind=kind, start=start, num_tokens=num, size=size, digest=digest, time=time)
             )
@@ -100,7 +99,9 @@ def _kind(part: Image.Image | Clip) -> MediumKind:
     return "video" if isinstance(part, Clip) else "image"
 
 
-def _groups(oracle: Reference, part: Image.Image | Clip) -> list[tuple[Sequence[Image.Image], int]]:
+def _groups(
+    oracle: Reference, part: Image.Image | Clip, group: int
+) -> list[tuple[Sequence[Image.Image], int]]:
     """Frames of an item, and their time."""
     if isinstance(part, Image.Image):
         return [(frames, 0) for frames in oracle.items(part)]
@@ -109,8 +110,8 @@ def _groups(oracle: Reference, part: Image.Image | Clip) -> list[tuple[Sequence[
     if config.model_type == "ernie4_5_vl_moe":
         interval = 1
     return [
-        (frames[start : start + 2], int(start // 2 * interval))
-        for start in range(0, len(frames), 2)
+        (frames[start : start + group], int(start // group * interval))
+        for start in range(0, len(frames), group)
     ]
 
 
