@@ -77,19 +77,26 @@ def _config(tokenizer: Any) -> Qwen2_5_VLConfig:
 
 
 class Pictures:
-    """Distinct ones of ``side`` × ``side`` pixels, as data URLs: shades with noise."""
+    """Distinct ones of ``side`` × ``side`` pixels, or of another ``width``: shades with noise."""
 
-    def __init__(self, side: int, *, noise: int, level: int = 1) -> None:
+    def __init__(self, side: int, *, noise: int, level: int = 1, width: int = 0) -> None:
         random = np.random.default_rng(side)
-        rows, columns = np.mgrid[0:side, 0:side] * (255 - noise) // side
+        rows, columns = np.mgrid[0:side, 0 : width or side] * (255 - noise) // max(side, width)
         shades = np.stack([rows, columns, (rows + columns) // 2], -1)
         self._pixels = (shades + random.integers(0, noise + 1, shades.shape)).astype(np.uint8)
         self._level = level
         self._num = 0
 
-    def next_url(self) -> str:
+    def next_png(self) -> bytes:
         self._num += 1
         file = io.BytesIO()
         image = Image.fromarray(np.roll(self._pixels, self._num, 0))
         image.save(file, "PNG", compress_level=self._level)
-        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+        return file.getvalue()
+
+    def next_url(self) -> str:
+        return url_of(self.next_png())
+
+
+def url_of(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
