@@ -9,15 +9,16 @@
 
 // Same layouts as in kernels/cpu/adapt.py and adapter.py.
 
-// The change of adjacent outputs: a [rank, k] and b [n, rank], with a rank of whole tiles. For
-// embeddings the tiles of a are rows [k, rank].
+// The change of adjacent outputs: b [n, rank], with a rank of whole tiles.
 struct Piece {
-  Matrix a, b;
+  Matrix b;
   int32_t first;  // output
 };
 
-// The changes of one site by one adapter; outputs of two pieces do not overlap.
+// The changes of one site by one adapter; outputs of two pieces do not overlap. a [ranks of all
+// pieces, k]; for embeddings the tiles of a are rows [k, rank].
 struct Pieces {
+  Matrix a;
   const Piece* each;
   int32_t num;
 };
@@ -46,15 +47,21 @@ struct Adapt {
   }
 };
 
-// Stores the product in T, out [num_rows, n].
+// Stores A x in T: out [num_rows, rank] of each piece.
 template <class T>
 struct Narrowed {
   T* out;
-  int n;
+  int num_rows;
+  const Piece* pieces;
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
-    T* to = out + (size_t)row * n + tile * LANES;
-    for (int t = 0; t < num_tiles; t++) store_narrow(to + t * LANES, load(sums + t * LANES));
+    const Piece* piece = pieces;
+    T* to = out;
+    for (int first = 0, end = tile + num_tiles; tile < end; tile++, sums += LANES) {
+      for (int num; tile >= first + (num = piece->b.k / LANES); piece++)
+        first += num, to += (size_t)num_rows * piece->b.k;
+      store_narrow(to + (size_t)row * piece->b.k + (tile - first) * LANES, load(sums));
+    }
   }
 };
 
@@ -89,11 +96,7 @@ struct AdaptedRun {
   const int32_t* tokens;
   const Pieces* pieces;
 
-  size_t inner_size() const {
-    size_t size = 0;
-    for (int p = 0; p < pieces->num; p++) size += (size_t)num * pieces->each[p].a.n;
-    return size;
-  }
+  size_t inner_size() const { return (size_t)num * pieces->a.n; }
   int num_outputs() const {
     int found = 0;
     for (int p = 0; p < pieces->num; p++) found += pieces->each[p].b.n;
@@ -117,7 +120,7 @@ void expand_runs(const AdaptedRun<T>* runs, int num_runs, int size, float scale,
   static Scratch<int> ends;
   int num = 0;
   for (int i = 0; i < num_runs; i++) num += runs[i].pieces->num;
-  Products<Expand> expand = {expands.of(num), ends.of(num)};
+  Products<Expand, 4> expand = {expands.of(num), ends.of(num)};
   const T* inner = adapted_inner<T>.memory;
   for (int i = 0; i < num_runs; i++) {
     const AdaptedRun<T>& run = runs[i];
@@ -125,10 +128,10 @@ void expand_runs(const AdaptedRun<T>* runs, int num_runs, int size, float scale,
       const Piece& piece = run.pieces->each[p];
       Scattered scattered = {out + piece.first, run.tokens, size, piece.b.n, scale, adds};
       expand.each[expand.num++] = Expand{inner, run.num, packed<T>(piece.b), scattered};
-      inner += (size_t)run.num * piece.a.n;
+      inner += (size_t)run.num * piece.b.k;
     }
   }
-  expand.run(4);  // a tile of so few elements takes less time than taking an item
+  expand.run(4);
 }
 
 // The rows of all runs → out [·, size]. Without `adds`, their other outputs become zero.
@@ -138,28 +141,25 @@ void adapt_runs(const AdaptedRun<T>* runs, int num_runs, int size, float scale, 
   typedef Product<T, T, Narrowed<T>> Shrink;
   static Scratch<Shrink> shrinks;
   static Scratch<int> ends;
-  int num = 0;
   size_t room = 0;
   for (int i = 0; i < num_runs; i++) {
-    num += runs[i].pieces->num;
-    room += runs[i].inner_size();
-  }
-  if (!adds)
-    each_row(num_runs, 1, [=](size_t at) {
-      const AdaptedRun<T>& run = runs[at];
-      for (int row = 0; row < run.num && run.num_outputs() < size; row++)
+    const AdaptedRun<T>& run = runs[i];
+    room += run.inner_size();
+    if (!adds && run.num_outputs() < size)
+      each_row(run.num, 1, [=, &run](size_t row) {
         memset(out + (size_t)run.tokens[row] * size, 0, size * sizeof(float));
-    });
-  if (!num) return;
+      });
+  }
+  if (!room) return;
   T* inner = adapted_inner<T>.of(room);
-  Products<Shrink> shrink = {shrinks.of(num), ends.of(num)};
+  Products<Shrink> shrink = {shrinks.of(num_runs), ends.of(num_runs)};
   for (int i = 0; i < num_runs; i++) {
     const AdaptedRun<T>& run = runs[i];
-    for (int p = 0; p < run.pieces->num; p++) {
-      const Matrix& a = run.pieces->each[p].a;
-      shrink.each[shrink.num++] = Shrink{run.x, run.num, packed<T>(a), {inner, a.n}};
-      inner += (size_t)run.num * a.n;
-    }
+    const Pieces& pieces = *run.pieces;
+    if (!pieces.num) continue;
+    Narrowed<T> narrowed = {inner, run.num, pieces.each};
+    shrink.each[shrink.num++] = Shrink{run.x, run.num, packed<T>(pieces.a), narrowed};
+    inner += run.inner_size();
   }
   shrink.run(1);
   expand_runs(runs, num_runs, size, scale, adds, out);
@@ -205,7 +205,7 @@ void adapt_embeddings(const Adapt& op, const int32_t* ids, float* out) {
   T* inner = adapted_inner<T>.of(room);
   for (int i = 0; i < num; i++) {
     const AdaptedRun<T>& run = runs[i];
-    const Matrix& a = run.pieces->each[0].a;
+    const Matrix& a = run.pieces->a;
     for (int row = 0; row < run.num; row++, inner += a.n)
       memcpy(inner, (const T*)a.tiles + (size_t)ids[run.tokens[row]] * a.n, a.n * sizeof(T));
   }

@@ -22,6 +22,7 @@ from kernels.silu_mul import Act, Clamp, constants_of
 
 LANES = 16  # columns of a tile; head, hidden and block sizes are multiples of it
 PACKED_DEPTH = 32  # tiles are zero-padded to a multiple of it
+SHALLOW_DEPTH = 16  # or to this depth, if they are dense
 MAX_HEAD_DIM = 512
 MAX_GROUP_SIZE = 48  # query heads that share a KV head
 MAX_RANK, MAX_ROPE_DIM, MAX_NOPE_DIM = 512, 64, 256  # of latents
@@ -335,6 +336,13 @@ Part = (
     | PackedAdapt
     | PackedIndex
 )
+
+
+def packed_depth(k: int, itemsize: int) -> int:
+    """The depth of tiles with elements of ``itemsize`` bytes."""
+    if itemsize > 1 and k <= SHALLOW_DEPTH:
+        return SHALLOW_DEPTH
+    return -(-k // PACKED_DEPTH) * PACKED_DEPTH
 
 
 def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:

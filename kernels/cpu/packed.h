@@ -6,8 +6,9 @@
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
-// Packed tiles are zero-padded along k to a multiple of PACKED_DEPTH.
-constexpr int PACKED_DEPTH = 32;  // also in kernels/cpu/operators.py
+// Packed tiles are zero-padded along k to a multiple of PACKED_DEPTH, dense ones of up to
+// SHALLOW_DEPTH to this: padding would double the B of most adapters.
+constexpr int PACKED_DEPTH = 32, SHALLOW_DEPTH = 16;  // also in kernels/cpu/operators.py
 static_assert(PACKED_DEPTH % TILE_DEPTH == 0);
 
 // w [n, k] as contiguous tiles of sixteen output columns, step by step of k. The last tile is
@@ -25,7 +26,10 @@ struct Packed {
   bool rounds;  // quantizes rows, see rounded.h
 
   int num_tiles() const { return div_up(n, LANES); }
-  static size_t tile_size(int k) { return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH; }
+  static size_t tile_size(int k) {
+    if (sizeof(W) > 1 && k <= SHALLOW_DEPTH) return (size_t)LANES * SHALLOW_DEPTH;
+    return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH;
+  }
   // The tile from k = `from` on; equal for all rows.
   Tile tile(int index, int from = 0, int /* row */ = 0) const {
     return tiles + index * tile_size(k) + (size_t)from * LANES;

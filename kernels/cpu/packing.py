@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.codes import Codes
 from kernels.cpu.memory import Arena
-from kernels.cpu.operators import LANES, PACKED_DEPTH, Form, PackedMatrix
+from kernels.cpu.operators import LANES, Form, PackedMatrix, packed_depth
 from kernels.cpu.pointers import address, array_address
 
 # Group sizes of native code; a larger group becomes several with equal scales.
@@ -88,7 +88,8 @@ class NativeLibrary:
 
     def _tiles(self, numbers: Tensor, order: np.ndarray, k: int) -> Tensor:
         numbers = numbers.contiguous()
-        num_columns, depth = _filled_up(len(order), LANES), _filled_up(k, PACKED_DEPTH)
+        depth = packed_depth(k, numbers.dtype.itemsize)
+        num_columns = _filled_up(len(order), LANES)
         per_place = -(-k // numbers.shape[1])
         tiles = self._arena.empty(num_columns * depth // per_place, numbers.dtype)
         pack = self._pack[numbers.dtype]

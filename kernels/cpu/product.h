@@ -18,6 +18,9 @@ constexpr int CHUNK_ROWS = USES_TILES<T> ? 256 : 128;
 // idle anyway.
 constexpr int FEW_ROWS = 64;
 constexpr int KEPT_BYTES = 1 << 14;  // of scaled values: half of a core's first cache
+// With so few rows and tiles, memory waits between parts of tiles unless the next one is
+// prefetched.
+constexpr int NARROW_ROWS = 2, NARROW_TILES = 4;
 
 // True if this build quantizes rows for weights of W, see rounded.h.
 template <class W>
@@ -133,9 +136,10 @@ struct Product {
   TileRows packed = {};
   Number* wide = nullptr;  // [num_rows, w.k], if this build WIDENS rows
 
-  // True if sums have AMX's order. AMX takes 32 elements of k at a time, so groups of 16 cannot use
-  // it.
+  // True if sums have AMX's order. AMX takes 32 elements of k at a time, so groups of 16 and
+  // shallow tiles cannot use it.
   bool uses_tiles() const {
+    if (w.k <= SHALLOW_DEPTH) return false;
     if constexpr (HAS_GROUPS<W>) return USES_TILES<T> && w.group % TILE_DEPTH == 0;
     return USES_TILES<T>;
   }
@@ -177,6 +181,14 @@ struct Product {
     items = Items(num_rows, w.num_tiles(), CHUNK_ROWS<T>, unit, total);
   }
 
+  // Prefetches the tiles of an item. Inlined: GCC takes it for a function without effects.
+  __attribute__((always_inline)) void fetch(int item) const {
+    Items::Part part = items.part(item);
+    const char* at = (const char*)w.tile(part.tile);
+    for (const char* end = (const char*)w.tile(part.tile + part.num_tiles); at < end; at += 64)
+      __builtin_prefetch(at);
+  }
+
   void operator()(int item) {
     auto [start, end, tile, num_tiles] = items.part(item);
     if constexpr (USES_TILES<T>)
@@ -213,8 +225,13 @@ struct Product {
     return DECODES ? decoded_tiles(pass) : most_tiles(pass);
   }
 
+  bool is_narrow(int num_rows) const {
+    return IS_DENSE && num_rows <= NARROW_ROWS && w.num_tiles() <= NARROW_TILES;
+  }
+
   // Fewer than three passes over dense weights wait for memory anyway.
   int part_depth(int num_rows, int at_once) const {
+    if (is_narrow(num_rows)) return PART_DEPTH;
     if (IS_DENSE) return num_rows <= 2 * MAX_ROWS || num_rows > FEW_ROWS ? w.k : PART_DEPTH;
     if (!keeps(num_rows)) return w.k;
     return DECODES ? KEPT_BYTES / (at_once * LANES * (int)sizeof(float)) : PART_DEPTH;
@@ -270,7 +287,8 @@ struct Product {
   }
 
   // Passes of rows from `first` on. tile_of(t, row): a tile of the part, for rows from `row` on.
-  // All passes but the first prefetch the next part if it `fetches`.
+  // All passes but the first prefetch the next part if it `fetches`, and the only one of a narrow
+  // product.
   template <class F>
   void run_passes(const Part& part, int first, float* sums, bool fetches, F tile_of) {
     for (int r = first; r < part.num_rows;) {
@@ -279,7 +297,7 @@ struct Product {
       for (int t = 0; t < part.num_tiles; t++) tiles[t] = tile_of(t, row);
       multiply_block<Number>(num, part.num_tiles, left_of(row) + part.from, w.k, tiles, part.depth,
                              sums + r * MOST_TILES * LANES, MOST_TILES * LANES, part.from == 0,
-                             fetches && r > 0);
+                             fetches && (r > 0 || is_narrow(part.num_rows)));
       r += num;
     }
   }

@@ -214,19 +214,27 @@ def test_gates_and_ups_get_deltas_before_the_activation(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_matrices_are_packed_like_weights(dtype: torch.dtype) -> None:
+    """The A of a site as one weight."""
     library = NativeLibrary(load_library(variants()[-1]), dtype, 1)
-    for change in (each for of_one in draw(1, dtype).changes for each in of_one):
-        for wide in (change, change._replace(a=change.a.T.contiguous().T)):
-            adapter = PackedAdapter([[wide]])
-            rank = -(-len(change.a) // 16) * 16
-            padded = [torch.zeros(rank, INPUTS), torch.zeros(len(change.b), rank)]
-            padded[0][: len(change.a)], padded[1][:, : len(change.a)] = change.a, change.b
-            for matrix, weight in zip(adapter.matrices[0][0], padded, strict=True):
+    for changes in draw(1, dtype).changes[:-1]:
+        turned = [each._replace(a=each.a.T.contiguous().T) for each in changes]
+        ranks = [-(-len(each.a) // 16) * 16 for each in changes]
+        all_a = torch.zeros(sum(ranks), INPUTS)
+        all_b = [torch.zeros(len(each.b), rank) for each, rank in zip(changes, ranks, strict=True)]
+        for number, each in enumerate(changes):
+            first, rank = sum(ranks[:number]), len(each.a)
+            all_a[first : first + rank], all_b[number][:, :rank] = each.a, each.b
+        for adapter in (PackedAdapter([changes]), PackedAdapter([turned])):
+            (site,) = adapter.sites
+            assert site.a is not None
+            for matrix, weight in zip([site.a, *site.each], [all_a, *all_b], strict=True):
                 packed = library.pack(weight.to(dtype))
                 assert (matrix.n, matrix.k) == (packed.n, packed.k)
                 assert torch.equal(matrix.tiles, packed.tiles)
-        outputs, rank = change.b.shape
-        assert adapter.num_bytes == adapter_bytes(rank, INPUTS, outputs, dtype.itemsize)
+            sizes = [
+                adapter_bytes(len(each.a), INPUTS, len(each.b), dtype.itemsize) for each in changes
+            ]
+            assert adapter.num_bytes == sum(sizes)
 
 
 def test_a_layout_is_sorted_by_adapter() -> None:
