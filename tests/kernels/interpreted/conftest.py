@@ -56,7 +56,9 @@ def _patch_once(function: Any) -> Any:
 def _no_idle_work() -> None:
     """Half of the time went into checks for overflow, whose results the interpreter drops, and
     into tables of types."""
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
     interpreter._get_np_dtype = _numpy_type
 
 

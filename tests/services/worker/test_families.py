@@ -47,6 +47,7 @@ from tests.services.worker.checkpoints import (
     asked_once,
     assert_greedy,
     change_config,
+    oracle_of,
     random_prompts,
     save_model,
 )
@@ -415,7 +416,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def oracle(folder: Path) -> PreTrainedModel:
-    return asked_once(AutoModelForCausalLM.from_pretrained(folder).eval())
+    return asked_once(oracle_of(folder))
 
 
 def test_nearly_every_family_is_compared_here() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, KERNELS, make_engine
@@ -39,6 +39,7 @@ from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,
+    oracle_of,
     quantized,
     random_prompts,
     save_model,
@@ -63,11 +64,6 @@ slow = pytest.mark.slow
 def save(folder: Path, name: str, **changes: Any) -> None:
     family, shape = GEMMA4[name]
     save_model(folder, family, "10MB", **(shape | changes))
-
-
-def oracle_of(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
-    return model.eval()
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.harness.oracle import true_logits
-from tests.services.worker.checkpoints import VOCAB_SIZE, asked_once
+from tests.services.worker.checkpoints import VOCAB_SIZE, asked_once, oracle_of
 from tests.services.worker.hybrids import HYBRIDS, Row, Sequences, load, save_hybrid
 from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
 
@@ -30,8 +30,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def oracle(folder: Path) -> PreTrainedModel:
-    family, _ = HYBRIDS[(folder / "name").read_text()]
-    return asked_once(family.from_pretrained(folder).eval())
+    return asked_once(oracle_of(folder))
 
 
 @pytest.mark.parametrize(
