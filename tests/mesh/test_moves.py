@@ -184,7 +184,9 @@ async def test_roles_are_wishes_and_losses_cost_no_text(
     assert found == wanted
 
 
-@pytest.fixture(scope="module", params=[*KINDS])
+@pytest.fixture(
+    scope="module", params=["states", pytest.param("windows", marks=pytest.mark.slow)]
+)
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name

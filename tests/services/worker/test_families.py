@@ -434,7 +434,12 @@ def assert_same_logits(folder: Path, oracle: PreTrainedModel, kernels: str = "to
         np.testing.assert_allclose(ours, true_logits(oracle, prompt), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("folder", "kernels"),
+    # test_hybrids.py has logits of hybrids in chunks.
+    only([(name, "torch") for name in (*CASES, *GEMMA4)], ALL_CASES, KERNELS),
+    indirect=["folder"],
+)
 def test_logits_are_those_of_transformers(
     folder: Path, oracle: PreTrainedModel, kernels: str
 ) -> None:
