@@ -184,9 +184,7 @@ async def test_roles_are_wishes_and_losses_cost_no_text(
     assert found == wanted
 
 
-@pytest.fixture(
-    scope="module", params=["states", pytest.param("windows", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module", params=[*KINDS])
 def kind(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
@@ -204,6 +202,7 @@ async def of_kind(kind: str, tmp_path_factory: pytest.TempPathFactory) -> "OfKin
 OfKind = tuple[dict[str, str], list[list[Any]]]
 
 
+@pytest.mark.slow
 async def test_windows_and_states_go_on_without_prompts_being_computed_again(
     tmp_path: Path, of_kind: OfKind
 ) -> None:
