@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from benchmarks.harness.engines import NotInstalled
 from tests.services.worker.checkpoints import oracle_of, save_qwen2
@@ -48,5 +48,5 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def oracle(checkpoint: Path) -> Qwen2ForCausalLM:
+def oracle(checkpoint: Path) -> PreTrainedModel:
     return oracle_of(checkpoint)
