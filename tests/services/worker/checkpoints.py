@@ -49,7 +49,7 @@ class Saved(NamedTuple):
 
 FOLDER = TemporaryDirectory(prefix="shoal-models-", ignore_cleanup_errors=True)
 SAVED: dict[str, Saved] = {}
-IN_FOLDERS: dict[Path, PreTrainedModel] = {}
+IN_FOLDERS: dict[Path, Saved] = {}
 
 
 def save_model(
@@ -65,12 +65,15 @@ def save_model(
     saved = SAVED[key]
     torch.set_rng_state(saved.random_state)
     shutil.copytree(saved.folder, folder, dirs_exist_ok=True)
-    IN_FOLDERS[folder] = saved.model
+    IN_FOLDERS[folder] = saved
 
 
 def oracle_of(folder: Path) -> PreTrainedModel:
-    """A copy of the model last saved in ``folder``."""
-    return copy.deepcopy(IN_FOLDERS[folder]).eval()
+    """A copy of the model in ``folder``, which is as it was saved."""
+    saved = IN_FOLDERS[folder]
+    for file in saved.folder.iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes(), f"{file.name} was changed"
+    return copy.deepcopy(saved.model).eval()
 
 
 def make_model(family: type[PreTrainedModel], shard_size: str, changes: dict[str, Any]) -> Saved:

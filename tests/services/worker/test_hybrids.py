@@ -25,7 +25,6 @@ KINDS = ("qwen3-next", "kimi", "granite 4, rope, two groups", "ling 2.5")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hybrid")
     save_hybrid(folder, request.param)
-    (folder / "name").write_text(request.param)
     return folder
 
 
