@@ -20,7 +20,7 @@ BENCHMARKS := startup link wide_steps scheduler partial_prefills chain first_tok
 # Our modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve check test test-main test-interpreted images test-compose test-swarm test-clients test-page test-all sim lint docs bench gpu-pack gpu-check clean
+.PHONY: help setup environments serve check test test-main test-interpreted images test-compose test-swarm test-clients test-page test-all sim lint docs bench gpu-pack gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## print this
@@ -70,6 +70,8 @@ test-swarm: $(SETUP) ## the same on a swarm of two engines of this machine
 
 test-clients: $(CLIENTS) ## the libraries of people who write applications, in an environment of their own
 	$(dir $(CLIENTS))bin/pytest -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
+
+environments: $(SETUP) $(CLIENTS) ## install everything, and the libraries of clients
 
 $(CLIENTS): $(SETUP) tests/clients/requirements.txt tests/clients/constraints.txt tests/clients/node/package-lock.json
 	$(PYTHON) -m venv $(@D)

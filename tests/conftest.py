@@ -23,7 +23,7 @@ Value = tuple[tuple[str, ...], tuple[int, ...]]
 
 search = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=False)
 settings.register_profile("search", search)
-settings.register_profile("same", search, derandomize=True)
+settings.register_profile("same", search, derandomize=True, max_examples=50)
 settings.load_profile("same")
 
 TESTS = Path(__file__).parent

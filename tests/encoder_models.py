@@ -115,9 +115,12 @@ def states_of(folder: Path, texts: Sequence[list[int]]) -> list[torch.Tensor]:
 
 def embeddings_of(folder: Path, texts: Sequence[list[int]], mode: str) -> np.ndarray:
     """[n, hidden_size], by the formula of sentence-transformers with a module Normalize."""
-    states = states_of(folder, texts)
-    pooled = [each.mean(0) if mode == "mean" else each[0] for each in states]
-    return torch.nn.functional.normalize(torch.stack(pooled), dim=-1).numpy()
+    return pooled(states_of(folder, texts), mode)
+
+
+def pooled(states: list[torch.Tensor], mode: str) -> np.ndarray:
+    rows = [each.mean(0) if mode == "mean" else each[0] for each in states]
+    return torch.nn.functional.normalize(torch.stack(rows), dim=-1).numpy()
 
 
 @torch.inference_mode()

@@ -133,27 +133,27 @@ SUSPECT = re.compile(
     r"pickle|dill|joblib|marshal|shelve|_pyobj|(?<![.\w])(eval|exec|torch\.load|yaml\.load)\b"
 )
 
-Imports = list[ast.Import | ast.ImportFrom]
+# Of statements with statements in them.
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 
 
-@cache
-def parsed(path: Path) -> tuple[Imports, list[ast.Call]]:
-    """The imports and the calls of a file, anywhere in it."""
-    nodes = [*ast.walk(ast.parse(path.read_text()))]
-    return (
-        [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)],
-        [node for node in nodes if isinstance(node, ast.Call)],
-    )
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Expressions, most of a tree, have none."""
+    for block in BLOCKS:
+        inner = getattr(node, block, ())
+        for each in inner if isinstance(inner, list) else ():
+            yield each
+            yield from statements(each)
 
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
     """Absolute dotted names of the imports of ``path``."""
     names: set[str] = set()
-    for node in parsed(path)[0]:
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        else:
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return frozenset(names)
@@ -260,7 +260,8 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 
 def unsafe(path: Path) -> Iterator[str]:
     yield from {name.split(".")[0] for name in imports_of(path)} & UNSAFE_MODULES
-    for call in parsed(path)[1]:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    for call in (node for node in nodes if isinstance(node, ast.Call)):
         called = ast.unparse(call.func)
         if called in UNSAFE_CALLS or called.endswith(UNSAFE_METHODS):
             yield f"line {call.lineno}: {called}"

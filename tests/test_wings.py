@@ -119,7 +119,6 @@ WINGS = {
         (
             "tests/services/tokenizer/guides",
             f"tests/{WORKER}/guides",
-            "tests/mesh/test_structured_text.py",
             "tests/mesh/test_tool_formats.py",
             "tests/mesh/test_tools.py",
         ),
@@ -139,7 +138,7 @@ WINGS = {
     ),
     "repetition": Wing(
         (f"{WORKER}/repetition",),
-        (f"tests/{WORKER}/repetition", "tests/mesh/test_repetition.py"),
+        (f"tests/{WORKER}/repetition",),
     ),
     "expert_loads": Wing((f"{WORKER}/expert_loads",), (f"tests/{WORKER}/expert_loads",)),
     "code_cache": Wing((f"{WORKER}/weights/cache",), (f"tests/{WORKER}/cache",)),
@@ -213,8 +212,6 @@ WINGS = {
             f"tests/{WORKER}/golden",
             f"tests/{WORKER}/test_schemes.py",
             f"tests/{WORKER}/test_torchao.py",
-            "tests/cli/test_kv_cache_dtype.py",
-            "tests/cli/test_quantization.py",
         ),
     ),
     "ranks": Wing(
@@ -252,7 +249,6 @@ WINGS = {
             "tests/gpu/test_adapters_on_cuda.py",
             "tests/kernels/interpreted/test_adapt.py",
             "tests/mesh/test_adapters.py",
-            "tests/mesh/test_expert_adapters.py",
             "benchmarks/adapters.py",
         ),
     ),

@@ -5,6 +5,8 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
+
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.texts import VOCAB_SIZE, check_drafts
 from tests.services.worker.assistant.checkpoints import CLUSTERS, save_assistant, save_target
@@ -12,6 +14,7 @@ from tests.services.worker.assistant.checkpoints import CLUSTERS, save_assistant
 SETTINGS = {"DTYPE": "float32", "SERVED_MODEL_NAME": "any", "MAX_NUM_BATCHED_TOKENS": "39"}
 
 
+@pytest.mark.slow
 async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path) -> None:
     """As vLLM is started, with the assistant's name alone. Half of the texts are greedy; at the
     temperature of the others, drafts of a random assistant are often right."""

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import pytest
 from transformers import LlamaForCausalLM
 
 from shared.model_folder import EMBEDDED_MODEL
@@ -14,6 +15,7 @@ from tests.services.worker.eagle.checkpoints import save_head
 SETTINGS = {"DTYPE": "float32", "SERVED_MODEL_NAME": "any", "MAX_NUM_BATCHED_TOKENS": "39"}
 
 
+@pytest.mark.slow
 async def test_texts_over_http_are_the_same_with_drafts_and_without(tmp_path: Path) -> None:
     """Half are greedy; at the temperature of the others, drafts of a random head are often
     right."""

@@ -36,7 +36,8 @@ def test_folders_of_files_are_listed(tmp_path: Path) -> None:
     assert "several GGUF models: other, tiny" in check(two.folder).reason
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", pytest.param("Q4_K", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K"])
 async def test_the_embedded_model_writes_the_texts_of_its_values(tmp_path: Path, kind: str) -> None:
     """Also chats, with the template and the ends of turns of the metadata."""
     made = Made(EMBEDDED_MODEL, tmp_path / "tiny.gguf", kind)

@@ -70,7 +70,7 @@ async def lose(shoal: Serving, rank: int, client: AsyncOpenAI, oracle: Reference
 
 
 async def talk(client: AsyncOpenAI, oracle: Reference) -> None:
-    """Each turn brings one more image."""
+    """Each turn has one more image."""
     chat: Messages = []
     pictures: list[Image.Image] = []
     for turn in range(3):

@@ -17,17 +17,14 @@ from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_quantized_models import with_values
 
-ALWAYS = "Cohere2ForCausalLM"  # two groups of layers
 # Entries with a window are twice as large: one group of layers without it, two with it.
 UNEQUAL = ("Gemma4ForCausalLM", "MiMoV2FlashForCausalLM")
 NATIVE = "kernels: native code"
 COUNTED = "ENABLE_EXPERT_DISTRIBUTION_METRICS"
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(name, marks=() if name == ALWAYS else pytest.mark.slow) for name in FAMILIES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     model_impl = "transformers" if family in MODELS else "auto"
     await compare(tmp_path, family, 4, model_impl, "transformers computes this model")

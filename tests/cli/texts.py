@@ -16,7 +16,7 @@ from tests.mesh.forks import one_of_each
 from tests.mesh.structured import client_of
 from tests.services.worker.foreign_checkpoints import save_family
 
-VOCAB_SIZE = 8192  # of the tokenizer beside it
+VOCAB_SIZE = 8192  # of its tokenizer
 NUM_TOKENS = 24
 
 

@@ -113,10 +113,10 @@ def test_gates_open_for_ups(
     torch.testing.assert_close(found.double(), functional.silu(gates) * ups, atol=0.1, rtol=2**-5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_rows", "group"),
-    every_pair(KINDS, [24, 72, 200], [32, None]),
-)
+@pytest.mark.each_value
+@pytest.mark.parametrize("group", [32, None])
+@pytest.mark.parametrize("num_rows", [24, 72, 200])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     kind: str,
     num_rows: int,

@@ -69,7 +69,7 @@ def with_turned_bits(message: Message, arrays: list[np.ndarray], dice: random.Ra
 
 
 def _plain(message: Message) -> Any:
-    """Lists and scalars, with what is inside of rows that travel undecoded."""
+    """Lists and scalars, and the fields of rows that travel undecoded."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(message))
 
 

@@ -1,18 +1,35 @@
 """Peers that send a proper Hello to a real service, followed by something else."""
 
 import asyncio
+import random
 import string
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.wire.codec import decode, encode
-from shared.wire.messages import Bye, Hello, Refused
+from shared.wire.messages import (
+    PROTOCOL_MAJOR,
+    Capacity,
+    Failed,
+    Hello,
+    ModelInfo,
+    Refused,
+    ServiceName,
+    StepResult,
+    Tokens,
+)
+from tests.mesh.hostile import odd_versions, with_turned_bits
 
+MAX_MODEL_LEN = 512
+MODEL = read_model_info(EMBEDDED_MODEL, ["m"], MAX_MODEL_LEN)
+# Too small for any sequence: the intruder gets no plan, and no sequence is lost with it.
+TINY = Capacity(1, 16, 1, 64, MODEL.max_model_len, MODEL.vocab_size)
 SETTLE_S = 0.3
 NAMES = string.ascii_letters + string.digits
 
@@ -28,6 +45,35 @@ class Attack:
 
 def frames_of(message, arrays=()) -> list[bytes]:
     return [bytes(frame) for frame in encode(message, arrays)]
+
+
+def hello(
+    service: ServiceName, model: ModelInfo | None = None, capacity: Capacity | None = None
+) -> Hello:
+    return Hello(PROTOCOL_MAJOR, 0, service, "intruder", model, capacity)
+
+
+def attacks_on(arena: Any, num: int, dice: random.Random, kinds: tuple[type, ...]) -> list[Attack]:
+    """``num`` attacks, half of them by flipped bits."""
+    examples = [(i, each) for i, each in enumerate(arena.examples) if isinstance(each[0], kinds)]
+    attacks = [
+        Attack(odd.name, odd.frames, _before(arena, index))
+        for index, example in examples
+        for odd in odd_versions(*example)
+    ]
+    attacks = dice.sample(attacks, min(len(attacks), num // 2))
+    for _ in range(num - len(attacks)):
+        index, (message, arrays) = dice.choice(examples)
+        odd = with_turned_bits(message, arrays, dice)
+        attacks.append(Attack(odd.name, odd.frames, _before(arena, index)))
+    return attacks
+
+
+def _before(arena: Any, index: int) -> tuple[list[bytes], ...]:
+    """The request in question."""
+    first, arrays = arena.examples[0]
+    has_first = index > 0 and not isinstance(arena.examples[index][0], (StepResult, Tokens, Failed))
+    return (frames_of(first, arrays),) if has_first else ()
 
 
 async def call_all(
@@ -66,24 +112,3 @@ async def _call(
         for frames in (*attack.before, attack.frames):
             await socket.send_multipart([frame.replace(b"r~1", b"r~" + name) for frame in frames])
         await asyncio.sleep(SETTLE_S)
-
-
-async def be_called(path: Path, hello: Hello, attacks: Iterable[Attack]) -> None:
-    """One peer for each time a service dials ``path``; returns when it has dialled once more."""
-    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
-        socket.linger = 0
-        socket.bind(f"ipc://{path}")
-        for attack in attacks:
-            route = await _next_hello(socket, attack.name)
-            for frames in (frames_of(hello), *attack.before, attack.frames, frames_of(Bye("next"))):
-                await socket.send_multipart([route, *frames])
-        await _next_hello(socket, "the end")
-
-
-async def _next_hello(socket: zmq.asyncio.Socket, name: str) -> bytes:
-    decoder = msgspec.msgpack.Decoder()
-    async with asyncio.timeout(30):
-        while True:
-            route, header, *_ = await socket.recv_multipart()
-            if decoder.decode(header)[0][0] == Hello.__struct_config__.tag:
-                return route

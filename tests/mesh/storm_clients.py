@@ -15,9 +15,14 @@ import aiohttp
 
 from benchmarks.harness.checked_load import TIMEOUT, body_of
 from shared.errors import DEADLY, QUARANTINED
-from tests.mesh.soak import BAD_BODIES, events_of
 from tests.mesh.storm import Storm
 
+BAD_BODIES: tuple[dict[str, Any], ...] = (
+    {"prompt": [9000]},
+    {"prompt": "x" * 50_000},
+    {"prompt": []},
+    {"stop": 7},
+)
 NUM_BODIES = 24
 NUM_WIDE = 4  # clients with large replies, which make the mesh wait for slow readers
 MAX_REFUSED_S = 90
@@ -34,6 +39,12 @@ class Refused(Exception):
     def __init__(self, status: int, code: str, retry_after_s: float) -> None:
         super().__init__(f"{status} {code}")
         self.status, self.code, self.retry_after_s = status, code, retry_after_s
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    *lines, done, end = text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", ""), text[-500:]
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
 def make_body(number: int, is_stream: bool) -> dict[str, Any]:

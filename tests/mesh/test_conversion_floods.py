@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.harness.checked_load import Load
 from benchmarks.harness.fleet import Member, running_fleet
+from benchmarks.processes import own_bytes
 from tests.mesh.long_model import long_model
-from tests.mesh.soak import own_bytes
 
 MAX_LEN = 1 << 18  # context with room for texts of this length
 TEXT_CHARS = (250_000, 450_000)

@@ -88,6 +88,7 @@ async def check_model(url: str) -> None:
     assert model["shoal"]["pooling"]["task"] == "embed"
 
 
+@pytest.mark.slow
 async def test_scores_of_pairs_are_those_of_transformers(tmp_path: Path) -> None:
     """The second text has token types of its own, also if it is cut."""
     model = tmp_path / "model"

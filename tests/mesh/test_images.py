@@ -212,7 +212,7 @@ async def test_a_video_gives_the_text_of_transformers(
 async def test_images_of_turns_may_be_computed_whole(
     client: Client, transformers: Reference
 ) -> None:
-    """Each turn brings an image; the ones before are cached. Parts of an image are images."""
+    """Each turn has an image; the ones before are cached. Parts of an image are images."""
     chat: Messages = []
     pictures: list[Image.Image] = []
     for turn in range(4):

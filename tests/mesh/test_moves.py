@@ -202,6 +202,7 @@ async def of_kind(kind: str, tmp_path_factory: pytest.TempPathFactory) -> "OfKin
 OfKind = tuple[dict[str, str], list[list[Any]]]
 
 
+@pytest.mark.slow
 async def test_windows_and_states_go_on_without_prompts_being_computed_again(
     tmp_path: Path, of_kind: OfKind
 ) -> None:

@@ -97,6 +97,7 @@ async def refusal(client: Client, url: str) -> str:
     return str(error["message"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_bad_files_are_refused_and_the_next_image_is_served(client: Client) -> None:
     bad = bad_files()

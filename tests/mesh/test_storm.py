@@ -25,17 +25,28 @@ from shared.wire.messages import (
     StepResult,
     Submit,
 )
+from tests.mesh.intruders import MAX_MODEL_LEN, MODEL, TINY, attacks_on, hello
 from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.storm import Protect, Siege, Storm
 from tests.mesh.storm_clients import Clients, connected
-from tests.mesh.test_chaos import SETTINGS, ready_urls
-from tests.mesh.test_intruders import MODEL, TINY, attacks_on, hello
-from tests.mesh.test_soak import EMPTY
 from tests.mesh.tokenizer_arena import TokenizerArena
 
 # An output may need longer than usual, a successor may start late, and requests in quarantine are
 # retried.
-CALM = SETTINGS | {"DRAIN_TIMEOUT_S": "50", "REPLAY_S": "90", "QUARANTINE_S": "3"}
+CALM = {
+    "DTYPE": "float32",
+    "MAX_MODEL_LEN": str(MAX_MODEL_LEN),
+    "MAX_LOGPROBS": "-1",
+    "DRAIN_TIMEOUT_S": "50",
+    "REPLAY_S": "90",
+    "QUARANTINE_S": "3",
+}
+EMPTY = {
+    "gateway": ("shoal_open_requests", "shoal_buffered_bytes"),
+    "tokenizer": ("shoal_open_requests",),
+    "scheduler": ('shoal_kv_blocks{state="used"}', "shoal_kv_block_leak", "shoal_sequences"),
+    "worker": ("shoal_worker_sequences",),
+}
 NUM_CLIENTS = 16
 NUM_ATTACKS = 200
 ERROR = "Traceback"
@@ -194,7 +205,9 @@ async def weather(directory: Path, seed: int, transport: str, duration_s: float)
     dice = random.Random(seed)
     async with running_fleet(directory, CALM) as fleet:
         await STARTS[transport](fleet, directory)
-        storm = Storm(fleet, seed, mean_pause_s=1.0, urls=ready_urls(fleet))
+        storm = Storm(
+            fleet, seed, mean_pause_s=1.0, urls=[each.url for each in fleet.of("gateway")]
+        )
         clients = Clients(storm, NUM_CLIENTS)
         await clients.learn()
         await fleet.until_idle()

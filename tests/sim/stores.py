@@ -104,7 +104,7 @@ def held_by(service: Any) -> int:
 
 
 def check_stores(service: Any, folders: Folders) -> None:
-    """At rest: a scheduler knows what the stores of its workers have."""
+    """At rest: a scheduler knows the contents of its workers' stores."""
     files = {name: store for stores in folders.locations for name, store in stores.items()}
     for cell in _found(service):
         for location in cell._locations.values():

@@ -17,6 +17,7 @@ import torch
 from kernels.dispatch import IS_INTERPRETED
 
 RANDOM = np.random.default_rng(0)
+NUMPY_TYPES: dict[str, np.dtype] = {}
 collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
 
 if IS_INTERPRETED:
@@ -24,6 +25,7 @@ if IS_INTERPRETED:
     from triton.runtime import interpreter
 
     convert_float = interpreter._convert_float
+    numpy_type = interpreter._get_np_dtype
     patch_lang = interpreter._patch_lang
 
 
@@ -48,6 +50,23 @@ def _patch_once(function: Any) -> Any:
     half of the time; no test needs the original."""
     patch_lang(function)
     return interpreter._LangPatchScope()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_idle_work() -> None:
+    """Half of the time went into checks for overflow, whose results the interpreter drops, and
+    into tables of types."""
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
+    interpreter._get_np_dtype = _numpy_type
+
+
+def _numpy_type(kind: Any) -> np.dtype:
+    name = kind.scalar.name
+    if name not in NUMPY_TYPES:
+        NUMPY_TYPES[name] = numpy_type(kind)
+    return NUMPY_TYPES[name]
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -88,6 +88,7 @@ def test_any_splits_agree(
     compare(Step([62, 63, 64, 200, 3], 2, block_size=16), SMALL, TOLERANCE)
 
 
+@pytest.mark.each_value
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize(
     ("heads", "options", "num_planes"),
@@ -125,7 +126,7 @@ def test_any_heads_of_a_program_give_the_same_bits(
 ) -> None:
     """Six heads per KV head, at most two, four or one of them together."""
     heads = Heads(12, num_kv_heads, 16)
-    attend_chunks = attended_chunks(heads, [(0, 45), (7, 3), (33, 1)], options)
+    attend_chunks = attended_chunks(heads, [(0, 33), (7, 3)], options)
     monkeypatch.setattr(switches, "PROMPT_HEADS", 1)
     expected = attend_chunks()
     for num_heads in (2, 4):
@@ -210,9 +211,7 @@ def test_windows_agree_in_chunks(window: int, hides: bool) -> None:
     compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
 
 
-@pytest.mark.parametrize(
-    ("window", "codes"), [(1, None), (130, None), *((48, each) for each in HIGHEST_CODE)], ids=str
-)
+@pytest.mark.parametrize(("window", "codes"), [(1, None), (130, None), (48, torch.int8)], ids=str)
 def test_blocks_behind_the_window_may_be_given_back(window: int, codes: torch.dtype | None) -> None:
     assert_passed_blocks_do_not_matter(window, codes=codes)
 

@@ -29,6 +29,7 @@ def test_of_norms_and_rotations(dtype: torch.dtype) -> None:
     bits.assert_rows_stand_alone(bits.rotations((4, 2, 16), 20, dtype, CPU), 20, NUMS[:-1])
 
 
+@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize(
     ("width", "options", "codes"),
@@ -55,7 +56,11 @@ def test_of_rows_that_decode(
 
 
 @pytest.mark.parametrize(
-    ("window", "codes"), [(None, None), (5, None), (33, None), (90, None), (33, torch.int8)]
+    ("window", "codes"),
+    [
+        *((None, None), (5, None), (33, torch.int8)),
+        *(pytest.param(each, None, marks=pytest.mark.slow) for each in (33, 90)),
+    ],
 )
 def test_of_tokens_whose_rows_begin_elsewhere(
     window: int | None, codes: torch.dtype | None, monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,7 @@ def by_torch() -> Iterator[None]:
 
 
 def params_of(num: int, **rules: Any) -> list[SamplingParams]:
-    common = {"temperature": 0.8, "max_tokens": 4, "ignore_eos": True}
+    common = {"temperature": 0.8, "max_tokens": 3, "ignore_eos": True}
     return [SamplingParams(seed=seed, **(common | rules)) for seed in range(num)]
 
 

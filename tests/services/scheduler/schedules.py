@@ -85,7 +85,7 @@ def run_schedule(number: int, kind: "Callable[[Random], Mesh] | None" = None) ->
 
 
 def _groups(random: Random) -> tuple[Group, ...]:
-    """Often one group of all layers, else groups with windows, beside one without or alone."""
+    """Often one group of all layers, else groups with windows, with one without or alone."""
     windows = [random.randint(1, 40) for _ in range(random.choice([0, 0, 1, 1, 2, 3]))]
     first = EVERY_LAYER if not windows or random.choice([True, True, False]) else ()
     return (*first, *map(Group, windows))

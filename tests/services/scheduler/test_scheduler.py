@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.sequences import add_one
 from services.scheduler.placement import MAX_LAG_STEPS
-from services.scheduler.results import Emission
+from services.scheduler.results import Emission, check_result
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS, Arrival
 from services.scheduler.worker_state import PROBATION_STEPS
@@ -472,6 +472,22 @@ def test_the_result_of_another_step_is_an_error_of_the_worker():
     core.absorb("w", result, arrays)
     with pytest.raises(CodecError, match="step 1 came where none was due"):
         core.absorb("w", result, arrays)
+
+
+def test_ids_and_logprobs_of_no_model_are_errors_of_the_worker():
+    capacity = msgspec.structs.replace(CAPACITY, vocab_size=1000)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    add(core, "r")
+    result, arrays = worker.step(core.plan("w"))
+    infinite = np.array([np.inf], np.float32)
+    for odd, fault in (
+        (TokenArrays(arrays.ids - 1000), "ids from -"),
+        (TokenArrays(arrays.ids, top_ids=arrays.ids + (1 << 30)), "ids from 1"),
+        (TokenArrays(arrays.ids, infinite), "logprobs from inf"),
+    ):
+        with pytest.raises(CodecError, match=fault):
+            check_result(core.workers["w"], result, odd)
+    check_result(core.workers["w"], result, arrays)
 
 
 def test_cancelling_while_the_plan_is_in_flight_frees_the_blocks_with_its_result():

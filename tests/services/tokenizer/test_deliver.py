@@ -104,6 +104,16 @@ def test_each_gateway_gets_one_message_with_its_rows_and_their_numbers(tokenizer
     assert others.ranks.tolist() == [*range(num, 2 * num)]
 
 
+def test_a_repetition_is_named_as_the_reason(tokenizer: Tokenizer):
+    table, gateway = RequestTable(), FakePeer()
+    open_request(table, tokenizer, "a", gateway)
+    end = Finished("a/0", 1, 0, "repetition", 1)
+    deliver(*tokens([("a/0", tokenizer.encode("f").ids)], [end]), table)
+    ((deltas, _),) = gateway.sent
+    ends = [(each.reason, each.stop_reason) for each in deltas.finished]
+    assert ends == [("repetition", "repetition_detected")]
+
+
 def test_a_stop_string_cuts_the_tokens_and_ends_the_choice_below_and_above(tokenizer: Tokenizer):
     table, gateway = RequestTable(), FakePeer()
     request = open_request(table, tokenizer, "a", gateway, stop=("brown",))

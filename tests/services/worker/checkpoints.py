@@ -1,10 +1,13 @@
 """Tiny random checkpoints."""
 
+import copy
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,13 +41,42 @@ def save_qwen2(folder: Path, shard_size: str = "60KB", **changes: Any) -> None:
     save_model(folder, Qwen2ForCausalLM, shard_size, **changes)
 
 
+class Saved(NamedTuple):
+    folder: Path
+    model: PreTrainedModel
+    random_state: torch.Tensor  # after its making
+
+
+FOLDER = TemporaryDirectory(prefix="shoal-models-", ignore_cleanup_errors=True)
+SAVED: dict[str, Saved] = {}
+IN_FOLDERS: dict[Path, Saved] = {}
+
+
 def save_model(
     folder: Path, family: type[PreTrainedModel], shard_size: str = "60KB", **changes: Any
 ) -> None:
-    """Weights so wide that no two logits are close by chance. Skips a test of a family that went
-    with its wing."""
+    """Weights so wide that no two logits are close by chance; equal models are made once. Skips a
+    test of a family that went with its wing."""
     if family.__name__.startswith(OPTIONAL) and family.__name__ not in MODELS:
         pytest.skip(f"{family.__name__} is gone")
+    key = repr((family, shard_size, sorted(changes.items())))
+    if key not in SAVED:
+        SAVED[key] = make_model(family, shard_size, changes)
+    saved = SAVED[key]
+    torch.set_rng_state(saved.random_state)
+    shutil.copytree(saved.folder, folder, dirs_exist_ok=True)
+    IN_FOLDERS[folder] = saved
+
+
+def oracle_of(folder: Path) -> PreTrainedModel:
+    """A copy of the model in ``folder``, which is as it was saved."""
+    saved = IN_FOLDERS[folder]
+    for file in saved.folder.iterdir():
+        assert (folder / file.name).read_bytes() == file.read_bytes(), f"{file.name} was changed"
+    return copy.deepcopy(saved.model).eval()
+
+
+def make_model(family: type[PreTrainedModel], shard_size: str, changes: dict[str, Any]) -> Saved:
     shape: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -70,8 +102,10 @@ def save_model(
             torch.nn.init.normal_(tensor.data, mean=float(mean), std=0.3)
         if name.endswith("A_log"):  # states that last for some tokens, and for many
             torch.nn.init.uniform_(tensor.data, -5, 0)
+    folder = Path(FOLDER.name, str(len(SAVED)))
     model.save_pretrained(folder, max_shard_size=shard_size)
     (folder / "tokenizer.json").write_text("{}")
+    return Saved(folder, model, torch.get_rng_state())
 
 
 def save_mimo(folder: Path, num_mtp_layers: int = 1, **changes: Any) -> dict[str, torch.Tensor]:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Qwen2ForCausalLM
+from transformers import PreTrainedModel
 
 from benchmarks.harness.engines import NotInstalled
-from tests.services.worker.checkpoints import save_qwen2
+from tests.services.worker.checkpoints import oracle_of, save_qwen2
 from tests.unwritten import poison
 
 WITHOUT_A_WING = "SHOAL_TESTS_WITHOUT_A_WING"  # set where a wing is deleted
@@ -48,5 +48,5 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def oracle(checkpoint: Path) -> Qwen2ForCausalLM:
-    return Qwen2ForCausalLM.from_pretrained(checkpoint).eval()
+def oracle(checkpoint: Path) -> PreTrainedModel:
+    return oracle_of(checkpoint)

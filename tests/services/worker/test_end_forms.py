@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from benchmarks.harness.engines import ENGINES, make_engine
 from kernels.cpu.library import load_library, variants
@@ -30,6 +30,7 @@ from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     VOCAB_SIZE,
     assert_greedy,
+    oracle_of,
     quantized,
     random_prompts,
     save_mimo,
@@ -89,7 +90,7 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     engine = make_engine(tmp_path, kernels, **{setting: form})
     prompts = random_prompts(5)
     texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    oracle = oracle_of(tmp_path)
     ends: dict[str, Quantization] = {"of_head" if setting == HEAD else "of_embeddings": form}
     with quantized(oracle, "none", **ends):
         for prompt, text in zip(prompts, texts, strict=True):

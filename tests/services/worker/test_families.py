@@ -47,6 +47,7 @@ from tests.services.worker.checkpoints import (
     asked_once,
     assert_greedy,
     change_config,
+    oracle_of,
     random_prompts,
     save_model,
 )
@@ -415,7 +416,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def oracle(folder: Path) -> PreTrainedModel:
-    return asked_once(AutoModelForCausalLM.from_pretrained(folder).eval())
+    return asked_once(oracle_of(folder))
 
 
 def test_nearly_every_family_is_compared_here() -> None:
@@ -433,7 +434,12 @@ def assert_same_logits(folder: Path, oracle: PreTrainedModel, kernels: str = "to
         np.testing.assert_allclose(ours, true_logits(oracle, prompt), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["torch", pytest.param("native", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("folder", "kernels"),
+    # test_hybrids.py has logits of hybrids in chunks.
+    only([(name, "torch") for name in (*CASES, *GEMMA4)], ALL_CASES, KERNELS),
+    indirect=["folder"],
+)
 def test_logits_are_those_of_transformers(
     folder: Path, oracle: PreTrainedModel, kernels: str
 ) -> None:

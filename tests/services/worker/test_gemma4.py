@@ -39,6 +39,7 @@ from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,
+    oracle_of,
     quantized,
     random_prompts,
     save_model,
@@ -63,11 +64,6 @@ slow = pytest.mark.slow
 def save(folder: Path, name: str, **changes: Any) -> None:
     family, shape = GEMMA4[name]
     save_model(folder, family, "10MB", **(shape | changes))
-
-
-def oracle_of(folder: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder)
-    return model.eval()
 
 
 @contextmanager
@@ -277,7 +273,8 @@ def test_published_sizes_of_heads(tmp_path: Path, kernels: str) -> None:
     tensors = load_file(file)
     shorter = {name: each * 0.25 for name, each in tensors.items() if "q_norm" in name}
     save_file(tensors | shorter, file, {"format": "pt"})
-    assert_same_logits(tmp_path, oracle_of(tmp_path), kernels)
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    assert_same_logits(tmp_path, oracle, kernels)
 
 
 def test_published_keys_of_sizes_are_read(tmp_path: Path) -> None:

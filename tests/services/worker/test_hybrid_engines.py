@@ -58,8 +58,8 @@ def prompts() -> list[list[int]]:
         "granite 4, tied",
         pytest.param("granite 4, experts, biases of other GEMMs", marks=pytest.mark.slow),
         pytest.param("nemotron 3, latents", marks=pytest.mark.slow),
-        "kimi",
-        "ling 2.5",
+        pytest.param("kimi", marks=pytest.mark.slow),
+        pytest.param("ling 2.5", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("method", ["none", "ngram"])

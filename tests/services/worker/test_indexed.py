@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
@@ -34,6 +33,7 @@ from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,
+    oracle_of,
     random_prompts,
     save_model,
 )
@@ -288,7 +288,7 @@ def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transfo
     """Prompts with a common beginning, in chunks, in blocks for a few of them."""
     family, changes = CASES[case]
     save_model(tmp_path, family, **changes)
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    oracle = oracle_of(tmp_path)
     for prompt, text in zip(PROMPTS, texts_in_few_blocks(tmp_path, kernels), strict=True):
         assert_greedy(oracle, prompt, text)
 

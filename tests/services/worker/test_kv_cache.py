@@ -118,7 +118,7 @@ def test_layers_of_several_groups_share_memory() -> None:
 
 @pytest.mark.parametrize("codes", [None, torch.int8])
 def test_two_small_layers_have_the_memory_of_a_large_one(codes: torch.dtype | None) -> None:
-    """The scales of as many heads are as large in each layer, and have other sections."""
+    """Scales of the same number of heads are equally large in each layer, in other sections."""
     small, large = (KVLayout((2, 2, size), torch.bfloat16, codes) for size in (4, 8))
     cache = KVCache([small, large, small], NUM_BLOCKS, BLOCK_SIZE, CPU, groups=[0, 1, 0])
     first, shared, second = (layer.entries for layer in cache.layers)
@@ -186,7 +186,7 @@ def test_a_block_has_room_for_the_layers_of_a_group(
 
 
 def test_layers_of_transformers_keep_what_they_use_each(tmp_path: Path) -> None:
-    """Layers with a window have twice the KV heads of the others, and groups of half as many."""
+    """Layers with a window have twice the KV heads of the others, and groups of half the size."""
     save_family(tmp_path, "MiMoV2FlashForCausalLM")
     engine = make_engine(tmp_path, num_gpu_blocks_override=100, block_size=4)
     assert len(engine.capacity.groups) == 3

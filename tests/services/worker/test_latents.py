@@ -15,7 +15,7 @@ from services.worker.layers.heads import LatentExpansion, LatentSpec
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.weights.load import build_model, load_model
 from shared.wire.messages import SamplingParams
-from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
+from tests.services.worker.checkpoints import assert_greedy, oracle_of, random_prompts, save_model
 from tests.services.worker.driver import model_of
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_families import CASES, DENSE
@@ -118,7 +118,7 @@ def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transfo
     folder: Path, kernels: str
 ) -> None:
     texts = texts_in_few_blocks(folder, kernels)
-    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
+    oracle = oracle_of(folder)
     for prompt, text in zip(PROMPTS, texts, strict=True):
         assert len(text) == 24
         assert_greedy(oracle, prompt, text)

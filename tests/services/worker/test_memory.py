@@ -13,7 +13,6 @@ import torch
 from prometheus_client import REGISTRY
 from torch.profiler import ProfilerActivity, profile
 from transformers import (
-    AutoModelForCausalLM,
     DeepseekV3ForCausalLM,
     Ernie4_5ForCausalLM,
     Gemma2ForCausalLM,
@@ -50,7 +49,7 @@ from shared.errors import ConfigError
 from shared.process import cores
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import WINDOW_BYTES, Capacity, Group
-from tests.services.worker.checkpoints import save_model
+from tests.services.worker.checkpoints import oracle_of, save_model
 from tests.services.worker.foreign_checkpoints import FAMILIES
 from tests.services.worker.forward import prepare
 from tests.services.worker.hybrids import HYBRIDS
@@ -89,7 +88,7 @@ def test_parameters_are_counted_with_those_of_a_tokens_experts(
     quantization: Quantization,
 ) -> None:
     save_model(tmp_path, family, **changes)
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path)
+    oracle = oracle_of(tmp_path)
     config = read_model_config(tmp_path)
     model = load_model(tmp_path, config, torch.float32, CPU, ignore, quantization=quantization)
     count = count_parameters(model)

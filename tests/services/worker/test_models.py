@@ -13,7 +13,13 @@ from services.worker.layers.context import current_context
 from services.worker.models.registry import read_model_config
 from services.worker.weights.load import load_model
 from shared.model_folder import EMBEDDED_MODEL
-from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_mimo, save_qwen2
+from tests.services.worker.checkpoints import (
+    assert_greedy,
+    oracle_of,
+    random_prompts,
+    save_mimo,
+    save_qwen2,
+)
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.forward import our_logits
 
@@ -27,7 +33,7 @@ def test_qwen2_has_the_logits_of_transformers(
 ) -> None:
     rope = {"rope_type": "default", "rope_theta": rope_theta}
     save_qwen2(tmp_path, tie_word_embeddings=tie_word_embeddings, rope_parameters=rope)
-    oracle = Qwen2ForCausalLM.from_pretrained(tmp_path).eval()
+    oracle = oracle_of(tmp_path)
     prompts = random_prompts(6)
     for prompt, ours in zip(prompts, our_logits(tmp_path, prompts, torch.float32), strict=True):
         np.testing.assert_allclose(ours, true_logits(oracle, prompt), atol=1e-4, rtol=1e-4)

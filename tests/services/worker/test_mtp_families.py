@@ -24,7 +24,7 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
 from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
-from tests.services.worker.checkpoints import change_config, random_prompts, save_model
+from tests.services.worker.checkpoints import change_config, oracle_of, random_prompts, save_model
 from tests.services.worker.hybrids import EXPERTS, NEMOTRON, NEMOTRON_EXPERTS, SIZES
 from tests.services.worker.speculation import iter_positions
 from tests.services.worker.test_families import CASES, ERNIE, GLM
@@ -133,7 +133,7 @@ class Checkpoint:
     def __init__(self, family: Family, folder: Path) -> None:
         changes = {"num_hidden_layers": TRUNK_LAYERS + 1, **family.changes}
         save_model(folder, family.model, "10MB", **changes)
-        self._model: Any = family.model.from_pretrained(folder).eval()
+        self._model: Any = oracle_of(folder)
         (file,) = weight_files(folder)
         stored = load_file(file).items()
         weights = dict(stored)

@@ -41,7 +41,7 @@ def some_prompts(num: int) -> list[list[int]]:
 
 
 def same_drafts(one: Run, other: Run) -> bool:
-    """True if the same drafts were verified and as many accepted."""
+    """True if the same drafts were verified and the same number accepted."""
     return one.verified == other.verified
 
 

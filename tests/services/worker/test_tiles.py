@@ -2,13 +2,11 @@
 too."""
 
 import ctypes
-from pathlib import Path
 
 import pytest
 import torch
 
 from kernels.codes import Codes
-from kernels.cpu import build
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator, PackedMatrix
 from kernels.cpu.packing import NativeLibrary
@@ -18,6 +16,7 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.weights.online import ONLINE, Quantization
 from tests.kernels.coded import KINDS, random_codes
 from tests.kernels.test_adapt import assert_alike_in_any_batch, assert_close, draw, expected, native
+from tests.services.worker import tiles
 from tests.services.worker.test_native import furthest, make_config, random_prompts, run
 from tests.services.worker.test_weight_forms import in_float32, in_form
 
@@ -27,21 +26,9 @@ DTYPE = torch.bfloat16
 NAMES = ("Qwen2, biases", "Llama, sixteen queries a key")
 
 
-FOLDER = Path(__file__).parents[3] / ".cache" / "tiles"
-
-
 @pytest.fixture(scope="module")
 def library() -> NativeLibrary:
-    """Compiled once for each state of the sources."""
-    with pytest.MonkeyPatch.context() as patch:
-        tiles = build.Variant("v3", set(), (), ("SHOAL_TILES",))
-        patch.setattr(build, "VARIANTS", {"tiles": tiles})
-        patch.setattr(build, "FLAGS", [*build.FLAGS, "-O1"])  # takes a third of the time
-        path = FOLDER / build.library_name("tiles")
-        if not path.exists():
-            FOLDER.mkdir(parents=True, exist_ok=True)
-            build.build(FOLDER, pytest.fail)
-    return NativeLibrary(ctypes.CDLL(str(path)), DTYPE, 2)
+    return NativeLibrary(ctypes.CDLL(str(tiles.compiled())), DTYPE, 2)
 
 
 @pytest.mark.each_value

@@ -165,7 +165,7 @@ def test_a_folder_that_is_not_there(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_of_another_family(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Other servers name the model itself beside the method; here it has no head."""
+    """Other servers name the model itself with the method; here it has no head."""
     caplog.set_level(logging.WARNING)
     save_model(tmp_path, LlamaForCausalLM)
     found = refusal(tmp_path, tmp_path)

@@ -37,7 +37,7 @@ from tests.encoder_models import (
     MAX_POSITIONS,
     class_logits,
     dense_of,
-    embeddings_of,
+    pooled,
     random_texts,
     save_dense,
     save_encoder,
@@ -91,25 +91,27 @@ def name_of(value: Any) -> str:
     return getattr(value, "__name__", "")
 
 
+@pytest.mark.each_value
+@pytest.mark.parametrize("kernels", ["native", "device"])
 @pytest.mark.parametrize(("family", "changes"), TRUNKS, ids=name_of)
 def test_embeddings_are_those_of_transformers(
-    tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any]
+    tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], kernels: str
 ) -> None:
     """Both engines for CPUs run transformers' operators."""
     save_encoder(tmp_path, family, **changes)
     save_modules(tmp_path, "mean_tokens", "Normalize")
     longest = MAX_POSITIONS - 2 * ("Roberta" in family.__name__)
     texts = [*random_texts(12, longest), random_texts(1, 2)[0], [5] * longest]
-    expected = {mode: embeddings_of(tmp_path, texts, mode) for mode in ("cls", "mean")}
-    for kernels in ("native", "device"):
-        engine = make_engine(tmp_path, kernels, max_num_batched_tokens=64)
-        assert engine.capacity.max_model_len == longest
-        for mode, wanted in expected.items():
-            params = pooled_params(pooling_type=mode, activation="normalize")
-            found = run(engine, texts, params, caches_prefixes=True)
-            assert np.abs(found - wanted).max() < TOLERANCE
-            alone = np.concatenate([run(engine, [text], params) for text in texts[-3:]])
-            assert np.abs(alone - wanted[-3:]).max() < TOLERANCE
+    states = states_of(tmp_path, texts)
+    engine = make_engine(tmp_path, kernels, max_num_batched_tokens=64)
+    assert engine.capacity.max_model_len == longest
+    for mode in ("cls", "mean"):
+        wanted = pooled(states, mode)
+        params = pooled_params(pooling_type=mode, activation="normalize")
+        found = run(engine, texts, params, caches_prefixes=True)
+        assert np.abs(found - wanted).max() < TOLERANCE
+        alone = np.concatenate([run(engine, [text], params) for text in texts[-3:]])
+        assert np.abs(alone - wanted[-3:]).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("num_labels", [1, 3])

@@ -31,6 +31,7 @@ from tests.services.worker.checkpoints import (
     asked_once,
     assert_greedy,
     change_config,
+    oracle_of,
     random_prompts,
     save_model,
 )
@@ -50,7 +51,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_texts_are_those_of_transformers_whole_and_in_chunks(folder: Path) -> None:
-    oracle = asked_once(AutoModelForCausalLM.from_pretrained(folder).eval())
+    oracle = asked_once(oracle_of(folder))
     prompts = [*random_prompts(4), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(folder, model_impl="transformers")
     for chunk_sizes in ([1000], [3, 7, 1, 5]):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
@@ -14,7 +14,7 @@ from services.worker.engine.device.recorders import CaptureError, CpuRecorder
 from services.worker.foreign import backend
 from shared.errors import ConfigError
 from shared.wire.messages import SamplingParams
-from tests.services.worker.checkpoints import assert_greedy, random_prompts
+from tests.services.worker.checkpoints import assert_greedy, oracle_of, random_prompts
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.foreign_checkpoints import save_family
 
@@ -36,7 +36,7 @@ def test_texts_are_those_of_transformers_in_chunks_and_recorded_steps(
     name: str, tmp_path: Path
 ) -> None:
     save_family(tmp_path, name)
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    oracle = oracle_of(tmp_path)
     prompts = [*random_prompts(4), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(tmp_path, "device", model_impl="transformers")
     assert len(engine._graphs) > 0
@@ -100,7 +100,7 @@ def test_a_model_that_looks_at_values_is_run_step_by_step_and_the_log_says_so(
         engine = make_engine(tmp_path, "device", model_impl="transformers")
     assert "CUDA graphs: none, steps run eagerly: aten._local_scalar_dense" in caplog.text
     assert len(engine._graphs) == 0
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    oracle = oracle_of(tmp_path)
     prompts = random_prompts(3)
     texts = Driver(engine, [7]).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):

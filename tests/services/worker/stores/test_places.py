@@ -1,4 +1,4 @@
-"""The files of a store: what a reader believes, and what survives."""
+"""The files of a store: the claims a reader believes, and the parts that survive."""
 
 import os
 from collections.abc import Iterator

@@ -200,7 +200,7 @@ def random_blocks(
 
 
 def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
-    """That of the folder if it is byte-level BPE, else one of as many letters."""
+    """That of the folder if it is byte-level BPE, else one with the same number of letters."""
     size = config["vocab_size"]
     letters = [chr(0x4E00 + number) for number in range(size - 1)]
     made = {text: id for id, text in enumerate([*letters, "".join(letters[:2])])}

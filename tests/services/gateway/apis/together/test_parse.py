@@ -158,7 +158,7 @@ BLOCK = b'{"type":"tool_use","id":"c","name":"f","input":{"HALF":"HALF"}}'
     ],
 )
 def test_half_a_character_is_a_replacement_character(parse: Any, body: bytes) -> None:
-    """In any place: truncated texts leave such halves in histories."""
+    """In any place: truncated texts leave these halves in histories."""
     arguments: dict[Any, tuple[Any, ...]] = {parse_tokenize: (MODEL,), read_request: ()}
     parsed = [
         parse(body.replace(b"HALF", half), *arguments.get(parse, (MODEL, STRUCTURED)))
