@@ -20,7 +20,7 @@ from services.worker.models.registry import MODELS
 from services.worker.weights.online import ONLINE
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import ALL_TOKENS, Pooling, SamplingParams
+from shared.wire.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.gemma4 import GEMMA4
 from tests.services.worker.hybrids import HYBRIDS, save_hybrid
@@ -39,7 +39,6 @@ DRAWN = SamplingParams(seed=5, temperature=0.8, top_p=0.9, max_tokens=10, logpro
 SCORED = SamplingParams(seed=4, temperature=0.0, max_tokens=4, prompt_logprobs=3)
 ONLY_SCORED = SamplingParams(seed=4, max_tokens=0, prompt_logprobs=0)
 MIXED = [GREEDY, DRAWN, SCORED, ONLY_SCORED] * 2
-POOLED = SamplingParams(seed=0, max_tokens=0, pooling=Pooling("mean"))
 
 
 def case(folder: Path, params: Any = MIXED, **settings: Any) -> Case:
@@ -73,8 +72,7 @@ def assert_close(run: Run, expected: Run) -> None:
 
 def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
     """Three stages: outputs and all logprobs, of prompts too, in chunks; tied
-    embeddings, quantized weights, a state, drafts of an MTP head with the embedding, and pooled
-    prompts."""
+    embeddings, quantized weights, a state, and drafts of an MTP head with the embedding."""
     granite = save(tmp_path / "granite", GraniteForCausalLM, tie_word_embeddings=True)
     (tmp_path / "states").mkdir()
     types = ["linear_attention", "full_attention"] * 3
@@ -86,7 +84,6 @@ def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
         "granite, codes": case(granite, **codes, kv_cache_dtype="int8"),
         "mimo": case(mimo, **DRAFTS, **SHORT_STEPS),
         "states": case(tmp_path / "states"),
-        "pooled": case(granite, POOLED, runner="pooling", **SHORT_STEPS),
     }
     found = run_stages(cases, 3, tmp_path)
     assert_same(found, cases)
