@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from pydantic_settings import NoDecode
 
 from shared.settings.base import Settings
-from shared.settings.fields import Addresses, JsonObject, Names
+from shared.settings.fields import JsonObject, Names
 from shared.settings.json_object import reader_of
 from shared.wire.messages import MAX_MEDIA
 
@@ -75,14 +75,4 @@ class MediaMemory(Settings):
 
     max_media_bytes: int = Field(
         2 << 30, gt=0, description="pixels of images in open requests; above it 503"
-    )
-
-
-class OtherEncoders(Settings):
-    """Of a worker."""
-
-    encoder_address: Addresses = Field(
-        [],
-        description="workers of the role encoder on other machines, tcp://HOST or tcp://HOST:PORT,"
-        " at their kv-transfer-address (default port: 29501)",
     )

@@ -7,7 +7,6 @@ from pydantic_settings import CliSuppress
 from shared.adapters.settings import AdapterSettings
 from shared.device.settings import GraphSettings
 from shared.link.endpoint import FIRST_PORTS, MAX_PORT
-from shared.media.settings import OtherEncoders
 from shared.settings.base import KEYS_OR_NOT, Settings
 from shared.settings.fields import (
     MAX_MODEL_LEN,
@@ -172,6 +171,11 @@ class PlainWorker(Settings):
         description="prefill: computes long prompts for others; decode: goes on with their"
         " sequences; each does both if no other can; encoder: reads images for others",
     )
+    encoder_address: Addresses = Field(
+        [],
+        description="workers of the role encoder on other machines, tcp://HOST or tcp://HOST:PORT,"
+        " at their kv-transfer-address (default port: 29501)",
+    )
     language_model_only: bool = Field(
         False,
         description="compute texts only, without the part of the model that reads images",
@@ -294,7 +298,6 @@ class PlainWorker(Settings):
 class WorkerConfig(
     AdapterSettings,
     GraphSettings,
-    OtherEncoders,
     StoreSettings,
     PlainWorker,
 ):
