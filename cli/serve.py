@@ -13,9 +13,10 @@ from cli.table import Screen
 from shared.errors import ConfigError
 from shared.link.tcp import listen_on_both
 from shared.model_location import locate_model
+from shared.settings.known import NAMES
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
-from shared.settings.translate import LISTS, NAMES, TRUTHS, VALUE, name_of
+from shared.settings.translate import LISTS, TRUTHS, VALUE, name_of
 
 
 def main(arguments: list[str]) -> int:

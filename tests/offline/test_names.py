@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from shared.settings.known import NAMES
 from shared.settings.serve import ServeConfig
-from shared.settings.translate import NAMES
 from shoal import LLM, PoolingParams, SamplingParams, StructuredOutputsParams
 from shoal.outputs import Choice
 from shoal.prompts import Prompt, one_each, read_conversations, read_prompts
