@@ -269,6 +269,7 @@ WINGS = {
             f"tests/{WORKER}/test_texts_without_images.py",
             "tests/cli/test_images_of_ernie.py",
             "tests/cli/test_images_of_ranks.py",
+            "tests/compose/test_encoders.py",
             "tests/gpu/test_images_on_cuda.py",
             "tests/mesh/encoders_arena.py",
             "tests/mesh/held_worker.py",

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
 
-from benchmarks.harness.docker_engine import ROOT, NoEngine, provide_base_images, running_engine
+from benchmarks.harness.docker_engine import ROOT
 from benchmarks.harness.stack import CommandError, Stack, running_stack
 from tests.certificate import make_certificate
 from tests.compose.board import queries
@@ -29,16 +29,6 @@ LONG_STREAM = 192  # tokens
 SAVED = 'shoal_kv_store_bytes_total{direction="save"}'
 MOVED = 'shoal_moves_total{outcome="done",why="leaving"}'
 REPLACE_WORKER = ("up", "-d", "--no-build", "--wait", "--force-recreate", "--no-deps", "worker")
-
-
-@pytest.fixture(scope="module")
-def engine():
-    try:
-        with running_engine() as environment:
-            provide_base_images(environment)
-            yield environment
-    except NoEngine as reason:
-        pytest.skip(str(reason))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -79,6 +79,8 @@ class EncodersArena:
         return True
 
     async def _receive(self, peer: FakePeer, message: Message, arrays: list[Array]) -> bool:
+        while self._encoder._under_way:  # an item of the last peer
+            await asyncio.sleep(0)
         self._encoder._features = FeatureCache(MAX_BYTES)
         job = job_of("a", 1)
         (item,) = job.items
