@@ -1,14 +1,13 @@
 """The machine as the worker finds it: device, dtype and memory."""
 
 import ctypes
-import fcntl
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from services.worker.machine.gpu_claim import claim_gpu
 from shared.errors import ConfigError
 from shared.process.cores import NODES, cgroup_folders, read_text
 
@@ -145,40 +144,3 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuClaim:
-    """A GPU that no other worker takes. ``lock`` is a descriptor that we never close: the kernel
-    closes it, and so frees the GPU, when the process ends in any way."""
-
-    index: int
-    lock: int
-
-
-def claim_gpu(folder: Path, gpu_ids: Sequence[str]) -> GpuClaim:
-    """The first of ``gpu_ids`` that no other claim on ``folder`` holds. Raises ConfigError if all
-    are taken, and for a folder that cannot be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for index, gpu_id in enumerate(gpu_ids):
-            lock = _try_lock(folder / f"{gpu_id}.lock")
-            if lock is not None:
-                return GpuClaim(index, lock)
-    except OSError as error:
-        raise ConfigError(f"gpu-claims: {folder}: {error.strerror}") from None
-    raise ConfigError(
-        f"gpu-claims: all {len(gpu_ids)} GPUs are taken by other workers (folder {folder})"
-    )
-
-
-def _try_lock(path: Path) -> int | None:
-    """The descriptor that holds the lock, or None if another process does. A file stays when it is
-    free again: to remove it would let two processes hold locks of one name."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from services.worker.machine import hardware
-from services.worker.machine.hardware import GpuClaim, choose_device, claim_gpu
+from services.worker.machine.gpu_claim import GpuClaim, claim_gpu
+from services.worker.machine.hardware import choose_device
 from shared.errors import ConfigError
 
 CLAIM = """
 import sys
 from pathlib import Path
-from services.worker.machine.hardware import claim_gpu
+from services.worker.machine.gpu_claim import claim_gpu
 from shared.errors import ConfigError
 try:
     print(claim_gpu(Path(sys.argv[1]), sys.argv[2:]).index, flush=True)
