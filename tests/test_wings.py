@@ -467,7 +467,7 @@ def services_of(wing: Wing) -> list[str]:
 def run(folder: Path, *arguments: str) -> str:
     """The output of Python in ``folder``, with that folder's modules."""
     command = [sys.executable, *arguments]
-    environment = os.environ | {"PYTHONPATH": str(folder), "SHOAL_TESTS_WITHOUT_A_WING": "1"}
+    environment = os.environ | {"PYTHONPATH": str(folder), "TESTS_WITHOUT_A_WING": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

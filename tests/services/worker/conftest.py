@@ -12,7 +12,7 @@ from benchmarks.harness.engines import NotInstalled
 from tests.services.worker.checkpoints import oracle_of, save_qwen2
 from tests.unwritten import poison
 
-WITHOUT_A_WING = "SHOAL_TESTS_WITHOUT_A_WING"  # set where a wing is deleted
+WITHOUT_A_WING = "TESTS_WITHOUT_A_WING"  # set where a wing is deleted
 
 
 def _skipping() -> Generator[None, Any, Any]:
