@@ -42,8 +42,8 @@ TEXT = {"vocab_size": 4096, "eos_token_id": 0, "rope_parameters": ROTATIONS}
 IDS = "image_token_id", "video_token_id"
 AREAS = {"shortest_edge": 147_384, "longest_edge": 2_822_400}
 FLAGS = ["--max-body-bytes", str(32 << 20), "--served-model-name", "images"]
-JSON = {"Content-Type": "application/json"}
 FLAGS += ["--max-model-len", "4096", "--max-num-seqs", "4"]
+JSON = {"Content-Type": "application/json"}
 
 
 def checkpoint(share: float) -> Path:

@@ -124,7 +124,7 @@ def _copy(num_bytes: int) -> Callable[[], Tensor]:
 
 def measure(num_rounds: int, num_threads: int) -> dict[str, Any]:
     torch.set_num_threads(num_threads)
-    library = NativeLibrary(load_library(variants()[-1]), torch.float32, num_threads)
+    library = NativeLibrary(load_library(variants()[0]), torch.float32, num_threads)
     points: dict[str, Any] = {}
     for num_rows in NUMS_ROWS:
         rules = {name: Rule(library, name, num_rows) for name in ("states", "mamba")}

@@ -17,7 +17,7 @@ from services.worker.media.encoder import Encoder, RemoteEncoder
 from services.worker.media.form import FeatureForm
 from services.worker.media.rotations import Rotations, axes_of
 from services.worker.media.table import MediaTable
-from services.worker.media.tower_plan import CACHE_BYTES, TowerPlan
+from services.worker.media.tower_plan import TowerPlan
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
@@ -27,7 +27,6 @@ from shared.media.families import family_name, read_family
 from shared.media.family import PREPROCESSOR_FILE, PROCESSOR_FILE, Family
 from shared.model_location import locate_model
 from shared.pooling import read_pooling
-from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS, Capacity
 
@@ -102,7 +101,6 @@ class Media:
         dtype: torch.dtype,
     ) -> None:
         self.family = family
-        self._settings = settings
         config, rotary = model.config, model.model.rotary
         self._hidden_size, self._parallel = config.hidden_size, model.parallel
         self._is_first = model.parallel.rank == 0 and model.parallel.stage.is_first
@@ -153,8 +151,7 @@ class Media:
         """Raises ConfigError."""
         encoder: Encoder | RemoteEncoder
         if self._is_first:
-            num_threads = self._settings.num_threads or max(1, num_cores() - 1)
-            encoder = self.encoder = Encoder(self._plan.make().features, CACHE_BYTES, num_threads)
+            encoder = self.encoder = self._plan.make_encoder()
         else:
             size = self.family.num_embeddings * self._hidden_size
             encoder = RemoteEncoder(size, self._device)

@@ -13,7 +13,7 @@ from services.worker.media.encoder import Encoder, Job
 from services.worker.media.form import FeatureForm
 from services.worker.media.item_check import num_tokens_of
 from services.worker.media.other_encoders import AHEAD, ROLE, SERVICE, hello_of, why_unlike
-from services.worker.media.tower_plan import CACHE_BYTES, TowerPlan
+from services.worker.media.tower_plan import TowerPlan
 from services.worker.step_thread import call_soon, raise_soon
 from shared.errors import CodecError, ConfigError
 from shared.link.keys import load_keys
@@ -24,7 +24,7 @@ from shared.media.family import Family
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
 from shared.pooling import read_pooling
-from shared.process.cores import bind_to_node, num_cores
+from shared.process.cores import bind_to_node
 from shared.process.service import Service
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
@@ -99,9 +99,7 @@ class EncoderService:
         log.info("model %s: its tower alone on %s", location.name, device)
         for what, num_bytes in plan.num_bytes().items():
             log.info("%s: %.0f MiB", what, num_bytes / 2**20)
-        num_threads = config.num_threads or max(1, num_cores() - 1)
-        encoder = Encoder(plan.make().features, CACHE_BYTES, num_threads)
-        return Loaded(encoder, family, plan.form)
+        return Loaded(plan.make_encoder(), family, plan.form)
 
     async def _watch(self) -> None:
         """A hanging thread cannot be stopped, so the process ends and is restarted."""

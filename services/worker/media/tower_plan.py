@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from services.worker.machine.hardware import choose_dtype, why_out_of_memory
+from services.worker.media.encoder import Encoder
 from services.worker.media.form import FeatureForm, layout_of
 from shared.errors import ConfigError
 from shared.media.family import Family
+from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class TowerPlan:
         max_len: int,
     ) -> None:
         self._folder, self._family, self._device = folder, family, device
+        self._num_threads = settings.num_threads or max(1, num_cores() - 1)
         self._is_dummy, self._max_len = settings.load_format == "dummy", max_len
         if device.type != "cuda":  # torch's products in a dtype that the CPU has not are slow
             dtype = torch.promote_types(dtype, choose_dtype("auto", device))
@@ -59,7 +62,11 @@ class TowerPlan:
             * (sizes.of_patch + num_patches * sizes.of_pair),
         }
 
-    def make(self) -> "Tower":
+    def make_encoder(self) -> Encoder:
+        """Raises ConfigError."""
+        return Encoder(self._make().features, CACHE_BYTES, self._num_threads)
+
+    def _make(self) -> "Tower":
         """On a GPU it encodes the largest square, so that it has the memory from the start on.
         Raises ConfigError."""
         from services.worker.media.tower import Tower

@@ -89,12 +89,12 @@ async def running(service: Any) -> AsyncIterator[None]:
 async def serving(folder: Path, layout: str = "layout", **settings: Any) -> AsyncIterator[Service]:
     name = settings.pop("name", "e")
     service = Service(config_of(folder, name, worker_role="encoder", **settings), layout)
-    async with running(service):
-        await until(lambda: service.status().state == State.READY)
-        try:
+    try:
+        async with running(service):
+            await until(lambda: service.status().state == State.READY)
             yield service
-        finally:
-            service.gate.open()
+    finally:
+        service.gate.open()  # once it can send no more
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.engines import make_engine
 from services.worker.backends.native import NativeLM
-from services.worker.media import addition
+from services.worker.media import tower_plan
 from shared.wire.messages import ALL_TOKENS
 from tests.media.references import Reference
 from tests.selection import only
@@ -103,7 +103,7 @@ def test_drafts_change_no_text(folder: Path, chats: dict[str, Chat], kernels: st
 def test_features_that_are_not_kept_are_computed_again(
     folder: Path, chats: dict[str, Chat], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addition, "CACHE_BYTES", 1)
+    monkeypatch.setattr(tower_plan, "CACHE_BYTES", 1)
     made = make_engine(folder, **LIMITS)
     texts = texts_of(made, [*chats.values()], chunk_sizes=[5, 3])
     assert texts == [each.expected.ids for each in chats.values()]
