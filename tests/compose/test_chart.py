@@ -4,7 +4,7 @@ links."""
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -42,6 +42,7 @@ MOST: Object = {
         "runtimeClassName": "nvidia",
         "autoscaling": {**SCALED, "prometheus": "http://prometheus:9090"},
     },
+    "encoder": {"replicas": 2},
     "networkPolicy": {
         "clients": [{"namespaceSelector": {"matchLabels": {"name": "apps"}}}],
         "metrics": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}],
@@ -71,14 +72,18 @@ def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
 
 
-def pods(objects: list[Object]) -> dict[ServiceName, Object]:
-    """The pods of each service, as the Deployment describes them."""
+def pods(objects: list[Object]) -> dict[str, Object]:
+    """The pods of each service, and of encoders, as the Deployment describes them."""
     found = of_kind(objects, "Deployment").values()
     return {component(each["spec"]["selector"]["matchLabels"]): each["spec"] for each in found}
 
 
 def component(labels: dict[str, Any]) -> Any:
     return labels["app.kubernetes.io/component"]
+
+
+def service_of(component: str) -> ServiceName:
+    return "worker" if component == "encoder" else cast(ServiceName, component)
 
 
 def container(deployment: Object) -> Object:
@@ -131,31 +136,33 @@ def test_services_read_what_the_chart_gives_them(
     (settings,) = of_kind(objects, "ConfigMap").values()
     file.write_text(settings["data"]["shoal.yml"])
     names = of_kind(objects, "Service")
-    for service, deployment in pods(objects).items():
+    for name, deployment in pods(objects).items():
+        service = service_of(name)
         with monkeypatch.context() as patch:
-            for name, value in variables(deployment).items():
-                patch.setenv(name, value)
+            for variable, value in variables(deployment).items():
+                patch.setenv(variable, value)
             patch.setenv("SHOAL_CONFIG", str(file))
             config = load_settings(SERVICES[service], [], f"shoal {service}")
         drain_s = yaml.safe_load(file.read_text())["drain-timeout-s"]
         assert config.drain_timeout_s == drain_s
         for address in dialled(config):
-            name = names[address.removeprefix("tcp://")]["spec"]
-            assert name["clusterIP"] == "None"
-            assert name["publishNotReadyAddresses"]
+            its = names[address.removeprefix("tcp://")]["spec"]
+            assert its["clusterIP"] == "None"
+            assert its["publishNotReadyAddresses"]
     assert not caplog.records, "no variable and no line was unknown"
 
 
 def dialled(config: Any) -> list[str]:
     return [
         address
-        for name in ("tokenizer_address", "scheduler_address")
+        for name in ("tokenizer_address", "scheduler_address", "encoder_address")
         for address in getattr(config, name, [])
     ]
 
 
 def test_a_pod_sees_its_own_secret_key_where_its_service_looks_for_it(objects: list[Object]):
-    for service, deployment in pods(objects).items():
+    for name, deployment in pods(objects).items():
+        service = service_of(name)
         folder = Path(variables(deployment)["SHOAL_KEYS"])
         mounts = {each["name"]: each["mountPath"] for each in container(deployment)["volumeMounts"]}
         secrets = {
@@ -232,6 +239,8 @@ def test_pods_are_killed_some_seconds_after_their_drain_must_be_over(drain_s: fl
 
 def test_network_policies_allow_the_links_of_the_mesh_and_no_others(objects: list[Object]):
     links = {(dialler, listener, port) for (listener, dialler), port in PORTS.items()}
+    if "encoder" in pods(objects):
+        links |= {("worker", "encoder", PORTS["worker", "worker"])}
     accepted, dialled, others = set(), set(), set()
     for policy in of_kind(objects, "NetworkPolicy").values():
         spec = policy["spec"]
@@ -246,7 +255,7 @@ def test_network_policies_allow_the_links_of_the_mesh_and_no_others(objects: lis
             others |= {("out", service, port) for port in ports if not peer}
     assert accepted == dialled == links
     names = {("out", service, 53) for service in ("gateway", "tokenizer", "worker")}
-    metrics = {("in", service, 9100) for service in SERVICES}
+    metrics = {("in", service, 9100) for service in (*SERVICES, "encoder")}
     assert others - metrics - {("out", "gateway", 4318)} == names | {("in", "gateway", 8000)}
 
 
@@ -276,7 +285,7 @@ def test_names_of_a_long_release_are_short_enough():
 
 def test_what_is_scaled_by_others_has_no_number_of_its_own(most: list[Object]):
     for service, deployment in pods(most).items():
-        assert ("replicas" in deployment) == (service == "scheduler")
+        assert ("replicas" in deployment) == (service in ("scheduler", "encoder"))
     targets = [each["spec"]["scaleTargetRef"]["name"] for each in most
                if each["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]  # fmt: skip
     assert sorted(targets) == [f"chat-shoal-{name}" for name in ("gateway", "tokenizer", "worker")]
@@ -304,6 +313,16 @@ def test_a_worker_with_gpus_gets_them_and_makes_room_before_its_successor_comes(
     others = [pods(most)[service] for service in ("gateway", "tokenizer", "scheduler")]
     for each in [*others, pods(render(LEAST))["worker"]]:
         assert each["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+
+
+def test_an_encoder_has_one_device_like_those_of_workers(most: list[Object]):
+    encoder = pods(most)["encoder"]
+    assert container(encoder)["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert container(encoder)["image"] == container(pods(most)["worker"])["image"]
+    assert variables(encoder)["SHOAL_TENSOR_PARALLEL_SIZE"] == "1"
+    without = render(LEAST)
+    assert "encoder" not in pods(without)
+    assert "SHOAL_ENCODER_ADDRESS" not in variables(pods(without)["worker"])
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,18 @@ matchLabels: {{- include "shoal.selector" . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* Not empty if there are encoders. */}}
+{{- define "shoal.hasEncoders" -}}
+{{- if gt (int .Values.encoder.replicas) 0 }}yes{{ end }}
+{{- end }}
+
 {{- define "shoal.tag" -}}
 {{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
 {{- define "shoal.image" -}}
 {{- $kind := .service }}
-{{- if eq .service "worker" }}{{ $kind = ternary "worker-gpu" "worker-cpu" (gt (int .root.Values.worker.gpus) 0) }}{{ end -}}
+{{- if has .service (list "worker" "encoder") }}{{ $kind = ternary "worker-gpu" "worker-cpu" (gt (int .root.Values.worker.gpus) 0) }}{{ end -}}
 {{ .root.Values.image.prefix }}shoal-{{ $kind }}:{{ include "shoal.tag" .root }}
 {{- end }}
 

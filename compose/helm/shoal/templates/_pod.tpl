@@ -3,7 +3,8 @@ ports, env and envFields (of the pod itself) by name, alive and ready, which are
 there are some, component, which is the service but for further ranks, resources, mounts and volumes. */}}
 {{- define "shoal.pod" -}}
 {{- $values := index .root.Values .service }}
-{{- $hasModel := has .service (list "tokenizer" "worker") -}}
+{{- $hasModel := has .service (list "tokenizer" "worker" "encoder") }}
+{{- $owner := ternary "worker" .service (eq .service "encoder") -}}
 metadata:
   labels: {{- include "shoal.selector" (dict "root" .root "service" (.component | default .service)) | nindent 4 }}
   annotations:
@@ -105,7 +106,7 @@ spec:
         - {name: tmp, mountPath: /tmp}
         - {name: settings, mountPath: /settings, readOnly: true}
         - {name: public-keys, mountPath: /keys/public, readOnly: true}
-        - {name: secret-key, mountPath: /keys/{{ .service }}, readOnly: true}
+        - {name: secret-key, mountPath: /keys/{{ $owner }}, readOnly: true}
         {{- if $hasModel }}
         - {name: models, mountPath: /models, readOnly: true}
         {{- end }}
@@ -119,7 +120,7 @@ spec:
     - {name: tmp, emptyDir: {}}
     - {name: settings, configMap: {name: {{ include "shoal.name" .root }}-settings}}
     - {name: public-keys, secret: {secretName: {{ .root.Values.secrets.keysPrefix }}-public}}
-    - {name: secret-key, secret: {secretName: {{ .root.Values.secrets.keysPrefix }}-{{ .service }}, defaultMode: 0400}}
+    - {name: secret-key, secret: {secretName: {{ .root.Values.secrets.keysPrefix }}-{{ $owner }}, defaultMode: 0400}}
     {{- if $hasModel }}
     - {{ merge (dict "name" "models") .root.Values.model.volume | toJson }}
     {{- end }}
