@@ -3,12 +3,12 @@ SEEDS ?= 0..999
 ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
-# Packages that a server needs, and all others.
+# Markers: packages of a server, and all packages.
 SERVER := .venv/.server
 SETUP := .venv/.ready
 CLIENTS := .venv-clients/.ready
 PAGE := .venv-page/.ready
-# Tests wait for processes most of the time, so three run at once on two cores.
+# Tests mostly wait for processes, so three run at once on two cores.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --durations 20
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
 INTERPRETED = TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist worksteal --durations 20 tests/kernels/interpreted
@@ -114,7 +114,7 @@ bench: $(SETUP) ## what the mesh costs, into benchmarks/results
 gpu-pack: ## into .gpu what a machine with a card may lack
 	$(PYTHON) -m benchmarks.gpu.carry pack $(ARGS)
 
-# On a machine with a card, whose python may have torch and what else is needed by itself.
+# For a machine with a GPU; its own Python may have torch and other packages already.
 gpu-check: ## measure the engine on a card, in eight minutes
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu.carry run $(ARGS)
 

@@ -19,7 +19,7 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         builder = self._builder()
         folder = Path(self.root) / FOLDER
-        # Others than those of this CPU are for packages that travel.
+        # Variants of other CPUs are for packages that travel.
         names = builder.for_this_cpu() if version == "editable" else None
         if names and all((folder / builder.library_name(name)).exists() for name in names):
             return

@@ -1,10 +1,10 @@
-{{/* So short that the label of a group's StatefulSet, which is its name and a hash, may be one. */}}
+{{/* Truncated: the label of a group's StatefulSet, name and hash, must be a valid label. */}}
 {{- define "shoal.name" -}}
 {{- $release := .Release.Name | trunc 35 | trimSuffix "-" }}
 {{- if contains "shoal" $release }}{{ $release }}{{ else }}{{ $release }}-shoal{{ end }}
 {{- end }}
 
-{{/* Where root is used below, a template takes a dict: root, and service, the name of one. */}}
+{{/* Templates below that use root take a dict of root and service, a service's name. */}}
 
 {{- define "shoal.selector" -}}
 app.kubernetes.io/name: shoal
@@ -19,7 +19,7 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
-{{/* A label selector of all pods of a service, of workers' further ranks too. */}}
+{{/* A label selector of all pods of a service, further ranks of workers included. */}}
 {{- define "shoal.allPods" -}}
 {{- if and (eq .service "worker") (gt (int .root.Values.worker.hosts) 1) -}}
 matchLabels:
@@ -63,7 +63,7 @@ may end a little late. */}}
 {{ if $model.path }}/models/{{ $model.path }}{{ else }}{{ $model.name }}{{ end }}
 {{- end }}
 
-{{/* The Deployment of a service. Its dict has, beside what its pods need, update. */}}
+{{/* The Deployment of a service. Its dict has update and the entries of shoal.pod. */}}
 {{- define "shoal.deployment" -}}
 {{- $values := index .root.Values .service }}
 {{- $isScaled := ($values.autoscaling | default dict).enabled }}
