@@ -238,7 +238,9 @@ def test_pods_are_killed_some_seconds_after_their_drain_must_be_over(drain_s: fl
 
 
 def test_network_policies_allow_the_links_of_the_mesh_and_no_others(objects: list[Object]):
-    links = {(dialler, listener, port) for (listener, dialler), port in PORTS.items()}
+    links: set[tuple[str, str, int]] = {
+        (dialler, listener, port) for (listener, dialler), port in PORTS.items()
+    }
     if "encoder" in pods(objects):
         links |= {("worker", "encoder", PORTS["worker", "worker"])}
     accepted, dialled, others = set(), set(), set()
