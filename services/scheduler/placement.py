@@ -1,6 +1,6 @@
 """Chooses a worker for a waiting sequence. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil
 
 from services.scheduler.prefills import PrefillLimits
@@ -17,6 +17,9 @@ SEQUENCE_TOKENS = 64
 """The load of a running sequence in tokens of prompt, since it slows down every step of its worker:
 a worker with 1000 cached tokens of a prompt is chosen until it runs some 15 sequences more than the
 others. Chosen, not measured."""
+ALIKE = 1.5
+"""Workers count as equally fast if their times differ by at most this factor, since measured times
+vary. Chosen, not measured."""
 
 
 class Placement:
@@ -89,20 +92,24 @@ class Placement:
         it.
 
         If all have equally many tokens of the prompt cached, it must run fewer sequences than its
-        share of all running and waiting ones; the compared workers stand for all. Otherwise no
-        other worker may have a higher score: cached tokens less load.
+        share of all running and waiting ones, by the speed at which workers decode; the compared
+        workers stand for all. Otherwise no other worker may be done with the prompt earlier.
         """
         others = self._others(worker, sequence, num_absorbed)
         rivals = self._candidates(others, sequence, num_absorbed)
         if not rivals:
             return True
-        num_cached = worker.num_cached(sequence)
-        cached = [each.num_cached(sequence) for each in rivals]
-        if set(cached) == {num_cached}:
-            share = _share([worker, *rivals], num_waiting, self._scale(others))
+        candidates = [worker, *rivals]
+        uncached = [sequence.num_to_compute - each.num_cached(sequence) for each in candidates]
+        if len({*uncached}) == 1:
+            share = _share(candidates, num_waiting, self._scale(others))
             return len(worker.running) < share
-        score = num_cached - _load(worker)
-        return not any(_is_above(score, *each) for each in zip(rivals, cached, strict=True))
+        num = len(sequence.prompt)
+        own_time, *times = _relative(candidates, lambda each: each.stream_share.alone_s(num, num))
+        most = own_time * (uncached[0] + _load(worker))
+        return not any(
+            _is_below(most, *each) for each in zip(rivals, uncached[1:], times, strict=True)
+        )
 
     def _others(
         self, worker: WorkerState, sequence: Sequence, num_absorbed: int
@@ -157,19 +164,34 @@ def _is_free(worker: WorkerState) -> bool:
 
 
 def _share(candidates: list[WorkerState], num_waiting: int, scale: float) -> int:
-    """Returns the most sequences the first candidate may run: the mean over all workers, with
+    """Returns the most sequences the first candidate may run: a part of all by its speed, with
     ``scale`` workers for each other candidate. A sample's mean is rounded down within its error,
-    but the workers with the fewest sequences may always run one more."""
+    but the worker that would be the least busy with one more may always run it."""
+    rows = max(len(each.running) for each in candidates)
+    own_time, *times = _relative(candidates, lambda each: each.stream_share.decode_s(rows))
     own, *others = [len(each.running) for each in candidates]
-    mean = (own + scale * sum(others) + num_waiting) / (1 + scale * len(others))
+    num_all = own + scale * sum(others) + num_waiting
+    mean = num_all / (1 + own_time * scale * sum(1 / time for time in times))
     chance = MAX_CHANCE if scale > 1 else 0.0
-    return max(1 + min(own, *others), ceil(mean - chance))
+    least = min(time * (num + 1) for time, num in zip(times, others, strict=True))
+    return max(int(least / own_time), ceil(mean - chance - (1 - 1 / own_time)))
 
 
-def _is_above(score: int, worker: WorkerState, num_cached: int) -> bool:
-    """True if ``worker`` has a higher score. Tokens to compute are summed only if they decide."""
-    most = num_cached - SEQUENCE_TOKENS * len(worker.running)
-    return most > score and num_cached - _load(worker) > score
+def _relative(workers: list[WorkerState], time_s: Callable[[WorkerState], float]) -> list[float]:
+    """Returns the times of workers as multiples of the shortest one; all are 1 if one is unknown or
+    the workers are alike."""
+    times = [time_s(each) for each in workers]
+    shortest, longest = min(times), max(times)
+    if longest <= ALIKE * shortest or not shortest:
+        return [1.0] * len(times)
+    return [time / shortest for time in times]
+
+
+def _is_below(most: float, worker: WorkerState, num_uncached: int, time: float) -> bool:
+    """True if ``worker`` has less to do, in ``time`` per token. Tokens to compute are summed only
+    if they decide."""
+    least = num_uncached + SEQUENCE_TOKENS * len(worker.running)
+    return time * least < most and time * (num_uncached + _load(worker)) < most
 
 
 def _load(worker: WorkerState) -> int:

@@ -57,6 +57,15 @@ class StreamShare:
 
     def __init__(self, rate: float, capacity: Capacity) -> None: ...
 
+    def alone_s(self, num_tokens: float, num_keys: int) -> float:
+        """Returns the time in which an idle worker computes ``num_tokens`` of prompts, of
+        ``num_keys`` each; 0 if unknown."""
+        return 0.0
+
+    def decode_s(self, num_rows: int) -> float:
+        """The time of a step of about ``num_rows`` decoding rows; 0 if unknown."""
+        return 0.0
+
     def room(self, streams: list[Sequence], num_wanted: int, num_keys: int, num_next: int) -> Room:
         """Returns the room beside ``streams`` for prompts that want ``num_wanted`` tokens, the
         first of them after ``num_keys`` computed ones; ``num_next`` of them for the next prompt to

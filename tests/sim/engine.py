@@ -77,7 +77,8 @@ class SimulatedEngine(StepEngine):
     """Checks every plan. ``fails_next``: memory runs out in the next step. ``adapters`` are there
     for sequences, a bounded number of different ones at once. Blocks are saved in its ``own`` store
     and loaded from ``stores``; ``copied`` has the answers by step. ``pushed`` are blocks for other
-    workers, by step; each reset begins with one of ``next_inboxes``."""
+    workers, by step; each reset begins with one of ``next_inboxes``. Results report ``step_s``, by
+    which workers seem to differ in speed."""
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class SimulatedEngine(StepEngine):
         self.model_info = model_info
         self.capacity = capacity
         self.fails_next = False
+        self.step_s = STEP_S
         self.adapters: Collection[str] = ()
         self.media = SimulatedMedia()
         self.additions = [self.media]
@@ -156,7 +158,7 @@ class SimulatedEngine(StepEngine):
             part = self._arrays(row, own, num_left)
             rows.append(replace(row, run=_widened(row.run, part)))
             parts.append(part)
-        result = replace(result, rows=rows, step_s=STEP_S * result.num_steps)
+        result = replace(result, rows=rows, step_s=self.step_s * result.num_steps)
         return result, join(parts) if parts else TokenArrays()
 
     def _arrays(self, row: ResultRow, ids: list[int], num_left: Counter[int]) -> TokenArrays:

@@ -274,10 +274,12 @@ class Mesh:
             case "encoder":
                 return SimulatedEncoders(config)
             case "worker":
-                location, own, stores = self.folders.open(int(host.name[1:]), host)
+                number = int(host.name[1:])
+                location, own, stores = self.folders.open(number, host)
                 engine = host.engine = SimulatedEngine(
                     model(), self.shape.capacity, own, stores, self.shape.moves.num_pieces
                 )
+                engine.step_s *= 1 + 2 * (number % 2)
                 service = MovingService(
                     config,
                     lambda config, progress: engine,

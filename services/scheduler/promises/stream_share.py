@@ -74,6 +74,9 @@ class PromisedShare(StreamShare):
         self._time_s = 0.0  # of all steps
         self._admitted_s: dict[str, float] = {}  # by key, at the last admission
 
+    def decode_s(self, num_rows: int) -> float:
+        return self.model.decode_s(num_rows)
+
     def room(self, streams: list[Sequence], num_wanted: int, num_keys: int, num_next: int) -> Room:
         own_s = self.model.decode_s(len(streams))
         kinds = {(each.options.promise, each.options.priority > 0) for each in streams}
@@ -122,8 +125,6 @@ class PromisedShare(StreamShare):
         return Room(max(num_tokens, MIN_TOKENS), self._num_kept(num_next, step_s))
 
     def alone_s(self, num_tokens: float, num_keys: int) -> float:
-        """Returns the time in which an idle worker computes ``num_tokens`` of prompts, of
-        ``num_keys`` each; 0 before any step had a prompt."""
         num_more = max(0, ceil(num_tokens / self._max_tokens) - 1)  # steps after the first one
         own_s = self.model.prompts_s(num_tokens, num_tokens * num_keys / 2)
         return own_s + num_more * self.model.least_s
