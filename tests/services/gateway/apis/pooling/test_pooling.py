@@ -165,17 +165,6 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(tmp_path: Path) -> 
         assert tokenizer.submitted.qsize() == MAX_OPEN_INPUTS - 1
 
 
-async def test_an_aborted_request_says_so(tmp_path: Path) -> None:
-    async with mesh(tmp_path) as (http, tokenizer, _):
-        asked = asyncio.create_task(embed(http, 2, request_id="mine"))
-        requests = [await tokenizer.accepted() for _ in range(2)]
-        pool(requests[0])
-        async with http.post("/abort_requests", json={"request_ids": ["mine"]}) as response:
-            assert (await response.json())["aborted"] == ["mine"]
-        status, reply = await asked
-        assert (status, reply["error"]["code"]) == (400, "request_aborted")
-
-
 async def test_vectors_count_in_what_the_gateway_may_hold(tmp_path: Path) -> None:
     large = msgspec.structs.replace(POOLING, size=4096)
     model = msgspec.structs.replace(EMBEDDER, pooling=large)
