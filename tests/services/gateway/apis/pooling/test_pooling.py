@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ from tests.services.gateway.fakes import (
     until,
 )
 
+WIDE = 80  # spaces before each text of a body
 TABLE = Path(__file__).parents[5] / "docs" / "pooling.md"
 POOLING = PoolingInfo("embed", "mean", "normalize", 3, is_matryoshka=True)
 EMBEDDER = msgspec.structs.replace(MODEL, runner="pooling", pooling=POOLING)
@@ -51,7 +53,9 @@ async def mesh(directory: Path, **settings: Any) -> AsyncIterator[tuple[Any, ...
 
 async def embed(http: aiohttp.ClientSession, num: int, **body: Any) -> tuple[int, Any]:
     texts = [f"text {number}" for number in range(num)]
-    async with http.post("/v1/embeddings", json={"input": texts} | body) as response:
+    data = json.dumps({"input": texts} | body, indent=WIDE)
+    headers = {"Content-Type": "application/json"}
+    async with http.post("/v1/embeddings", data=data, headers=headers) as response:
         return response.status, await response.json()
 
 
