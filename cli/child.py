@@ -153,7 +153,7 @@ class Child:
             raise OSError(errno.EAGAIN, str(error)) from error
 
     async def _read_lines(self, process: Process, on_line: Callable[[str], None]) -> None:
-        """Reads until the process closes its output; truncates long lines."""
+        """Reads until the process closes its output; cuts long lines into several."""
         assert process.stdout is not None
         rest = b""
         while chunk := await process.stdout.read(MAX_LINE_BYTES):
@@ -182,4 +182,7 @@ def _is_own_limit(error: aiohttp.ClientError) -> bool:
 
 
 def exit_text(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    if code >= 0:
+        return f"exit code {code}"
+    has_name = -code in {*signal.Signals}  # those between SIGRTMIN and SIGRTMAX have none
+    return signal.Signals(-code).name if has_name else f"signal {-code}"

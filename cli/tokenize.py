@@ -14,7 +14,7 @@ from cli.console import printable
 from cli.exit_codes import OK
 from cli.flags import Parser, add_server
 from cli.server import Server
-from cli.talk.options import read_prompt, required
+from cli.talk.options import read_prompt
 from shared.errors import ConfigError, InvalidRequest
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 def _tokenize(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
-    text = required(read_prompt(options.text), "TEXT")
+    text = read_prompt(options.text, "TEXT")
     if options.decode:
         return _decode(options, text)
     found = _locally(options, text) if options.model else _by_server(options, text)
@@ -96,19 +96,19 @@ def _by_server(options: argparse.Namespace, text: str) -> Tokenized:
 
 def _decode(options: argparse.Namespace, text: str) -> int:
     try:
-        ids = [int(each) for each in text.replace(",", " ").split()]
-    except ValueError:
+        ids = np.array([int(each) for each in text.replace(",", " ").split()], np.int64)
+    except (ValueError, OverflowError):
         raise ConfigError(f"TEXT: {text[:80]!r} is not a list of ids") from None
     if options.model:
         model = _text_model(options.model)
         try:
-            model.check_ids(np.array(ids, np.int64))
+            model.check_ids(ids)
         except InvalidRequest as error:
             raise ConfigError(error.message) from None
-        decoded = model.decode(ids, skips_special_tokens=False)
+        decoded = model.decode(ids.tolist(), skips_special_tokens=False)
     else:
         server = Server(options.url, options.api_key)
-        decoded = server.post("/detokenize", {"tokens": ids})["prompt"]
+        decoded = server.post("/detokenize", {"tokens": ids.tolist()})["prompt"]
     print(json.dumps({"text": decoded}, ensure_ascii=False) if options.json else decoded)
     return OK
 

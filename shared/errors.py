@@ -15,6 +15,7 @@ ShoalError
     └── Unavailable            503, with the seconds to wait
 """
 
+from shared.text.surrogates import without_halves
 from shared.wire.messages import MAX_NAME_CHARS, Failed
 
 MAX_MESSAGE_CHARS = 2000  # a message may quote the client, and travels in a header
@@ -80,13 +81,14 @@ class RequestError(ShoalError):
         self.retry_after_s = retry_after_s
 
     def to_failed(self, request: str, attempt: int) -> Failed:
+        """A message can hold no half of a surrogate pair, which a chat template may write."""
         return Failed(
             request=request,
             attempt=attempt,
             status=self.status,
             error_type=self.type,
             code=self.code,
-            message=self.message[:MAX_MESSAGE_CHARS],
+            message=without_halves(self.message[:MAX_MESSAGE_CHARS]),
             param=self.param and self.param[:MAX_NAME_CHARS],
             retry_after_s=self.retry_after_s,
         )

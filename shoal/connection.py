@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from cli.session import session_with
 from shared.errors import ShoalError
 from shared.sender import PASSING, Reply, Sender, text_of_fault
 
 MAX_OPEN_REQUESTS = 256
 RETRY_S = 300.0  # a mesh restarts its services meanwhile
-# Less than servers keep connections, or a server might close one we are about to use.
-KEEPALIVE_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -157,11 +156,7 @@ def _checked(reply: Reply, request: Request) -> bytes:
 @asynccontextmanager
 async def running_server(url: str, api_key: str | None) -> AsyncIterator[aiohttp.ClientSession]:
     """A session with a server. Raises ConnectionError if it does not answer as Shoal does."""
-    headers = {"Content-Type": "application/json"}
-    if api_key:
-        headers["Authorization"] = f"Bearer {api_key}"
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-    async with aiohttp.ClientSession(url, connector=connector, headers=headers) as session:
+    async with session_with(url, api_key) as session:
         try:
             async with session.get("/v1/models") as response:
                 body = await response.read()

@@ -65,7 +65,7 @@ GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "launches", "prompt_table", "results", "sections", "start"),
     *("step_launches", "summary", "timeline"),
 )
-CORE_LINES = 38_840  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 38_478  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -108,6 +108,8 @@ WINGS = {
         ),
     ),
     "invocations": api("invocations"),
+    "tokenization": api("tokenization"),
+    "aborts": api("aborts"),
     "mesh_state": api("mesh_state", "tests/mesh/test_mesh_state.py"),
     "batches": Wing(
         (f"{GATEWAY}/apis/batches", "shared/batch", "cli/batch"),

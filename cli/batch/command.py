@@ -15,8 +15,9 @@ from rich.console import Console
 
 from cli.batch.options import Options, parse
 from cli.batch.progress import shown
-from cli.exit_codes import WRONG
+from cli.exit_codes import FAILED, INTERRUPTED, WRONG
 from cli.own_mesh import own_mesh
+from cli.session import session_with
 from cli.supervisor import StartFailedError
 from cli.table import is_shown
 from shared.batch.check import Checked, check
@@ -27,11 +28,7 @@ from shared.sender import BatchStopped, KeyRefused, Sender
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
 
-SOME_FAILED = 1
 STOPPED = 3
-INTERRUPTED = 130
-# Less than servers keep connections, or a server might close one we are about to use.
-KEEPALIVE_S = 2.0
 
 
 @dataclass
@@ -111,7 +108,7 @@ def _run(options: Options, config: ServeConfig, checked: Checked, results: Resul
     results.sync()
     outcome.seconds = time.monotonic() - started_s
     if not outcome.code and counts.failed:
-        outcome.code = SOME_FAILED
+        outcome.code = FAILED
     return outcome
 
 
@@ -148,11 +145,7 @@ async def _server(
         async with own_mesh(config, on_line) as session:
             yield session
         return
-    headers = {"Content-Type": "application/json"}
-    if options.api_key:
-        headers["Authorization"] = f"Bearer {options.api_key}"
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
-    async with aiohttp.ClientSession(options.url, connector=connector, headers=headers) as session:
+    async with session_with(options.url, options.api_key) as session:
         yield session
 
 

@@ -14,12 +14,11 @@ from cli.bench.row import Row
 from cli.bench.settings import Settings
 from cli.bench.stream import Stream, StreamError, message_of_body
 from cli.bench.workload import Request
+from cli.session import KEEPALIVE_S
 from shared.errors import ConfigError
 from shared.sender import text_of_fault
 
 CONNECT_TIMEOUT_S = 30.0
-# Less than servers keep connections, or a server might close one we are about to use.
-KEEPALIVE_S = 2.0
 MAX_CLOSED = 32  # kept connections a request may find closed before it counts as failed
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 NOT_A_REPLY = (aiohttp.ClientError, TimeoutError, OSError)

@@ -25,6 +25,7 @@ from cli.bench.row import Row
 from cli.bench.settings import Settings
 from cli.bench.workload import Request, random_requests, traced_requests
 from cli.console import bar, console_for_people
+from cli.exit_codes import INTERRUPTED, OK, WRONG
 from shared.errors import ConfigError
 
 USAGE = """\
@@ -43,7 +44,6 @@ usage: shoal bench quality [--quantization FORMS] [--setting of the worker value
 usage: shoal bench compare A B
 
   compares two files that --json wrote; shoal bench compare --help"""
-STOPPED = 130
 
 
 def main(arguments: list[str]) -> int:
@@ -51,19 +51,19 @@ def main(arguments: list[str]) -> int:
     setting or a server that does not answer."""
     if arguments in ([], ["-h"], ["--help"]):
         print(USAGE)
-        return 0
+        return OK
     name, *flags = arguments
     if name not in COMMANDS:
         print(f"shoal bench: no such command: {name}\n\n{USAGE}", file=sys.stderr)
-        return 2
+        return WRONG
     try:
         return COMMANDS[name](flags)
     except ConfigError as error:
         print(f"shoal bench {name}: {error}", file=sys.stderr)
-        return 2
+        return WRONG
     except KeyboardInterrupt:
         print(f"shoal bench {name}: stopped before the end", file=sys.stderr)
-        return STOPPED
+        return INTERRUPTED
 
 
 def _serve(arguments: list[str]) -> int:

@@ -89,8 +89,7 @@ class Replay:
     def run(self, requests: Sequence[Request], concurrency: int = 0) -> Played:
         waiting = list(reversed(requests))
         if concurrency:
-            for _ in range(min(concurrency, len(waiting))):
-                self._arrive(waiting.pop(), 0.0)
+            self._refill(waiting, concurrency, 0.0)
         else:
             origin_s = requests[0].arrived_s or 0.0
             for each in requests:
@@ -98,14 +97,17 @@ class Replay:
         self._plan(0.0)
         while self._events:
             now_s, _, name = heapq.heappop(self._events)
-            if name:
-                ended = self._finish(self._workers[name], now_s)
-                for _ in range(min(ended, len(waiting)) if concurrency else 0):
-                    self._arrive(waiting.pop(), now_s)
-            else:
+            if not name:
                 self._arrive(waiting.pop(), now_s)
+            else:
+                self._finish(self._workers[name], now_s)
+                self._refill(waiting, concurrency, now_s)
             self._plan(now_s)
         return Played(list(self._outcomes.values()), self._core.planner.preemption.num)
+
+    def _refill(self, waiting: list[Request], concurrency: int, now_s: float) -> None:
+        while waiting and len(self._core.sequences) < concurrency:
+            self._arrive(waiting.pop(), now_s)
 
     def _note(self, at_s: float, name: str) -> None:
         self._num_events += 1
@@ -133,8 +135,7 @@ class Replay:
             while (planned := self._core.plan(name)) is not None:
                 self._note(self._workers[name].submit(planned, now_s), name)
 
-    def _finish(self, worker: SimulatedWorker, now_s: float) -> int:
-        """Returns the number of ended sequences."""
+    def _finish(self, worker: SimulatedWorker, now_s: float) -> None:
         result, arrays = worker.in_flight.popleft()
         self._core.absorb(worker.name, result, arrays)
         for row in result.rows:
@@ -143,4 +144,4 @@ class Replay:
             outcome.last_s = now_s
             if outcome.num_tokens == 1:
                 outcome.first_s = now_s
-        return len(self._core.take_ended())
+        self._core.take_ended()

@@ -11,7 +11,7 @@ from cli.command import run
 from cli.exit_codes import OK
 from cli.flags import argument_type
 from cli.server import RefusedError, Server
-from cli.talk.options import is_piped, make_parser, not_empty, read_prompt, required, sampling
+from cli.talk.options import is_piped, make_parser, not_empty, read_prompt, sampling
 from cli.talk.pieces import chat_pieces
 from cli.talk.printer import Printer
 from shared.errors import ConfigError
@@ -45,7 +45,7 @@ def _chat(arguments: list[str]) -> int:
     is_one_question = bool(options.prompt) or is_piped()
     if options.json and not is_one_question:
         raise ConfigError("--json: needs one question, as PROMPT or on standard input")
-    question = required(read_prompt(options.prompt)) if is_one_question else ""
+    question = read_prompt(options.prompt) if is_one_question else ""
     body = {"model": options.model or server.model(), **sampling(options)}
     if options.probabilities:
         body["logprobs"] = True

@@ -6,7 +6,7 @@ from contextlib import closing
 from cli.command import run
 from cli.exit_codes import OK
 from cli.server import Server
-from cli.talk.options import make_parser, read_prompt, required, sampling
+from cli.talk.options import make_parser, read_prompt, sampling
 from cli.talk.pieces import text_pieces
 from cli.talk.printer import Printer
 
@@ -21,7 +21,7 @@ def _complete(arguments: list[str]) -> int:
     parser = make_parser("complete", "Continues a text through an OpenAI-compatible server.")
     parser.add_argument("--echo", action="store_true", help="prints the prompt before its end")
     options = parser.parse_args(arguments)
-    prompt = required(read_prompt(options.prompt))
+    prompt = read_prompt(options.prompt)
     server = Server(options.url, options.api_key)
     body = {"model": options.model or server.model(), "prompt": prompt, **sampling(options)}
     if options.probabilities:

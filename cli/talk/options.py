@@ -50,17 +50,17 @@ def is_piped() -> bool:
     return not sys.stdin.isatty()
 
 
-def read_prompt(words: Sequence[str]) -> str:
+def read_prompt(words: Sequence[str], name: str = "PROMPT") -> str:
     """The words, then standard input unless that is a terminal. A single line end at the end of the
-    input is removed."""
+    input is removed. Raises ConfigError for an empty prompt."""
     parts = [" ".join(words)] if words else []
-    if is_piped() and (text := sys.stdin.read().removesuffix("\n")):
-        parts.append(text)
-    return "\n\n".join(parts)
-
-
-def required(text: str, name: str = "PROMPT") -> str:
-    """Raises ConfigError for an empty one."""
-    if not text:
+    try:
+        if is_piped() and (text := sys.stdin.read().removesuffix("\n")):
+            parts.append(text)
+        prompt = "\n\n".join(parts)
+        prompt.encode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{name}: not UTF-8: {error.reason}") from None
+    if not prompt:
         raise ConfigError(f"{name}: missing, in the arguments and on standard input")
-    return text
+    return prompt

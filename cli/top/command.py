@@ -1,6 +1,7 @@
 """``shoal top``: the services of a mesh and their load, live at a terminal."""
 
 import json
+import os
 import select
 import sys
 import termios
@@ -23,6 +24,7 @@ from cli.top.table import mesh_table
 
 PATH = "/v1/mesh"
 TIMEOUT_S = 10.0
+MAX_BYTES = 1024
 GOOD = {"ready", "draining"}
 
 
@@ -86,7 +88,7 @@ def _live(server: Server, interval_s: float) -> int:
             except (NoServerError, RefusedError) as error:
                 footer = str(error)
             live.update(_screen(server.url, mesh, cpu.cores(mesh), footer), refresh=True)
-            if _wait_for_key(interval_s) in ("q", "Q"):
+            if "q" in _wait_for_keys(interval_s).lower():
                 return OK
 
 
@@ -105,13 +107,13 @@ def _single_keys() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _wait_for_key(seconds: float) -> str:
-    """Returns the key pressed within ``seconds``, or ""."""
+def _wait_for_keys(seconds: float) -> str:
+    """Returns what is typed first within ``seconds``, or ""."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return ""
-    has_key, _, _ = select.select([sys.stdin], [], [], seconds)
-    return sys.stdin.read(1) if has_key else ""
+    has_keys, _, _ = select.select([sys.stdin], [], [], seconds)
+    return os.read(sys.stdin.fileno(), MAX_BYTES).decode(errors="replace") if has_keys else ""
 
 
 def _screen(url: str, mesh: Any, cpu: dict[tuple[str, str], float], problem: str) -> Group:

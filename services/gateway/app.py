@@ -6,16 +6,16 @@ from pathlib import Path
 from aiohttp import web
 
 from services.gateway.api import Api, Core
+from services.gateway.apis.aborts.endpoint import Aborts
 from services.gateway.apis.adapters.endpoint import AdapterApi
 from services.gateway.apis.batches.endpoint import BatchesApi
 from services.gateway.apis.invocations.endpoint import Invocations
 from services.gateway.apis.mesh_state.endpoint import MeshState
 from services.gateway.apis.messages.endpoint import Messages
-from services.gateway.apis.ops.aborts import Aborts
 from services.gateway.apis.ops.info import Info
-from services.gateway.apis.ops.tokenization import Tokenization
 from services.gateway.apis.pooling.endpoint import PoolingEndpoints
 from services.gateway.apis.responses.endpoint import Responses
+from services.gateway.apis.tokenization.endpoint import Tokenization
 from services.gateway.chat.completions import Completions
 from services.gateway.chat.endpoint import Chat
 from services.gateway.chat.intake import Intake

@@ -93,8 +93,7 @@ class CoreMetrics:
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
-        self._num_preemptions = self._num_requeues = 0
-        self._num_prefix_queries = self._num_prefix_hits = self._num_prefix_cut = 0
+        self._counted: dict[Counter, int] = {}
         RUNNING.set_function(lambda: self._num_running)
         WAITING.set_function(lambda: len(core.queues))
         KV_USAGE.set_function(self._usage)
@@ -117,16 +116,16 @@ class CoreMetrics:
 
     def count(self) -> None:
         """Adds the changes since the last call to the counters."""
-        PREEMPTIONS.inc(self._core.planner.preemption.num - self._num_preemptions)
-        self._num_preemptions = self._core.planner.preemption.num
-        REQUEUES.inc(self._core.num_requeues - self._num_requeues)
-        self._num_requeues = self._core.num_requeues
-        PREFIX_QUERIES.inc(self._core.num_prefix_queries - self._num_prefix_queries)
-        self._num_prefix_queries = self._core.num_prefix_queries
-        PREFIX_HITS.inc(self._core.num_prefix_hits - self._num_prefix_hits)
-        self._num_prefix_hits = self._core.num_prefix_hits
-        PREFIX_HITS_CUT.inc(self._core.num_prefix_cut - self._num_prefix_cut)
-        self._num_prefix_cut = self._core.num_prefix_cut
+        totals = {
+            PREEMPTIONS: self._core.planner.preemption.num,
+            REQUEUES: self._core.num_requeues,
+            PREFIX_QUERIES: self._core.num_prefix_queries,
+            PREFIX_HITS: self._core.num_prefix_hits,
+            PREFIX_HITS_CUT: self._core.num_prefix_cut,
+        }
+        for counter, total in totals.items():
+            counter.inc(total - self._counted.get(counter, 0))
+        self._counted = totals
 
     def stats(self) -> Stats:
         """Returns the scheduler's part of a service report."""

@@ -14,6 +14,7 @@ from services.tokenizer.history.fit import fit
 from services.tokenizer.media_reader import NO_MEDIA, PromptMedia, check_media, media_of
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.open_choice import OpenChoice
+from services.tokenizer.pairs.encode import encode_pair
 from services.tokenizer.text_model import NO_OPTIONS, TextModel, Truncation, truncation_of
 from services.tokenizer.text_stream import TextStream
 from shared.errors import InvalidRequest
@@ -36,6 +37,19 @@ FITS = (
     whole,
 )
 """The first one fits a chat into its limit."""
+
+
+def refuse_pair(
+    model: TextModel, prompt: Array, adds_special_tokens: bool, truncation: Truncation | None
+) -> tuple[Array, int]:
+    raise InvalidRequest("this installation encodes no pairs of texts", param="prompt")
+
+
+ENCODE_PAIR = (
+    encode_pair,
+    refuse_pair,
+)
+"""The first one encodes a query and a document. It also counts the last ids of the second type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +194,7 @@ def encode(
             ids, dropped, numbers = fitted.ids, fitted.dropped, media_of(fitted.messages)
         case "pair":
             with measure("encode"):
-                ids, num_second = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
+                ids, num_second = ENCODE_PAIR[0](model, prompt, adds_special_tokens, truncation)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
@@ -294,16 +308,6 @@ def chat_messages(prompt: Array) -> list[Message]:
         return msgspec.convert(long_json.decode(prompt.data), list[dict[str, Any]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"messages are no chat: {error}", param="messages") from None
-
-
-def _pair(prompt: Array) -> list[str]:
-    try:
-        pair = msgspec.json.decode(prompt.tobytes(), type=list[str])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the prompt is no pair: {error}", param="prompt") from None
-    if not 2 <= len(pair) <= 3:
-        raise InvalidRequest(f"a pair has {len(pair)} texts; expected 2 or 3", param="prompt")
-    return pair
 
 
 def _check_dtype(kind: PromptKind, prompt: Array) -> None:

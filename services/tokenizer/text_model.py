@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from services.tokenizer.chat.bounded import TooMuchTime
 from services.tokenizer.chat.prompt import render_prompt
-from services.tokenizer.chat.template import TEMPLATE_ERRORS, ChatTemplate, TooMuchText
+from services.tokenizer.chat.template import ChatTemplate, TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.template_options import check_defaults
 from services.tokenizer.chat.templates import ChatTemplates
@@ -71,12 +70,7 @@ FIND_PAIR_TEMPLATE: tuple[Callable[[Mapping[str, str], bool, bool], ChatTemplate
     lambda sources, is_set, by_token: None,
 )
 """The first one is used."""
-NO_PAIR_TEMPLATE = (
-    "instruction: the model has no template of pairs, so it reads none (chat-template)"
-)
-PAIR_ROLES = ("query", "document", "system")  # the last one with an instruction, as in vLLM
 NO_OPTIONS = ChatOptions()
-HALF_CHARACTER = "\ufffd"  # written for the bytes of an incomplete character
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +98,7 @@ class TextModel:
     tokens of ``partial_ids`` are not whole characters. ``tools`` and ``reasoning`` are the model's
     formats for tool calls and reasoning. ``num_token_ids`` counts the ids of the tokenizer, some
     of which the model may lack. ``description`` is the folder's description of the tokenizer.
+    ``pair_template`` writes a query and a document; None: they are encoded side by side.
     """
 
     def __init__(
@@ -126,14 +121,14 @@ class TextModel:
         self.vocab_size = vocab_size
         vocabulary = self._tokenizer.get_vocab()
         self.num_token_ids = max(vocabulary.values()) + 1
-        self._max_token_chars = max(map(len, vocabulary))
-        self._special_tokens = read_special_tokens(folder, config)
+        self.max_chars = max_model_len * max(map(len, vocabulary))
+        self.special_tokens = read_special_tokens(folder, config)
         sources = read_templates(folder, config, settings.template)
         self.templates = ChatTemplates(sources, settings.trusts_requests)
-        self._template_kwargs = check_defaults(settings.template_kwargs, self._special_tokens)
+        self._template_kwargs = check_defaults(settings.template_kwargs, self.special_tokens)
         self.description = _description(config, self.templates.source)
         is_set, by_token = settings.template is not None, settings.classifies_by_token
-        self._pair_template = FIND_PAIR_TEMPLATE[0](sources, is_set, by_token)
+        self.pair_template = FIND_PAIR_TEMPLATE[0](sources, is_set, by_token)
         self.added_ids = {each.content: i for i, each in added.items() if i < vocab_size}
         self.tools, self.reasoning = find_formats(
             settings.tool_parser, settings.reasoning_parser, self.templates.source, self.added_ids
@@ -145,14 +140,18 @@ class TextModel:
         self, text: str, adds_special_tokens: bool = True, truncation: Truncation | None = None
     ) -> np.ndarray:
         """Ids of a plain prompt, with the special tokens the model's tokenizer adds: [n] int32."""
-        return self._encode(text, adds_special_tokens, truncation)
+        encoding = self.encoding(text, adds_special_tokens)
+        ids = encoding.ids
+        if truncation is not None:
+            ids = truncation.cut_encoding(encoding, ids)
+        return np.array(ids, np.int32)
 
     def offsets(
         self, text: str, adds_special_tokens: bool, truncation: Truncation | None = None
     ) -> np.ndarray:
         """Where in ``text`` each of its tokens begins and ends, in characters: [2 n] int64. Both
         are 0 for special tokens around it."""
-        encoding = self._encoding(text, adds_special_tokens)
+        encoding = self.encoding(text, adds_special_tokens)
         pairs = encoding.offsets
         if truncation is not None:
             pairs = truncation.cut_encoding(encoding, pairs)
@@ -171,65 +170,21 @@ class TextModel:
         with measure("template"):
             text = written(self.render(messages, options))
         with measure("encode"):
-            return self._encode(text, adds_special_tokens, truncation)
+            return self.encode(text, adds_special_tokens, truncation)
 
     def render(self, messages: list[dict[str, Any]], options: ChatOptions = NO_OPTIONS) -> str:
         """A conversation as the text that the model reads."""
-        max_chars = self.max_model_len * self._max_token_chars
         try:
             return render_prompt(
                 self.templates,
-                self._special_tokens,
+                self.special_tokens,
                 messages,
                 options,
-                max_chars,
+                self.max_chars,
                 self._template_kwargs,
             )
         except TooMuchText as error:
-            raise self._too_long(f"has {error}") from None
-
-    def encode_pair(
-        self,
-        pair: Sequence[str],
-        adds_special_tokens: bool = True,
-        truncation: Truncation | None = None,
-    ) -> tuple[np.ndarray, int]:
-        """Ids of a query and a document, and of an instruction if there is one, as the model's
-        template writes them, or side by side: [n] int32. Under a template the document is cut.
-        Also counts the last ids of the second type, which the tokenizer gives to the document."""
-        query, document, *instruction = pair
-        if self._pair_template is None:
-            if instruction:
-                raise InvalidRequest(NO_PAIR_TEMPLATE, param="instruction")
-            encoding = self._encoding((query, document), adds_special_tokens)
-            columns = [encoding.ids, encoding.type_ids]
-            if truncation is not None:
-                columns = [truncation.cut_encoding(encoding, each) for each in columns]
-            return np.array(columns[0], np.int32), sum(columns[1])
-        ids = self._encode_pair(self._pair_template, pair)
-        while truncation is not None and len(ids) > truncation.num_ids:
-            words = np.array(self.encode_exactly(document), np.int32)
-            num_left = len(words) - (len(ids) - truncation.num_ids)
-            if num_left <= 0:
-                raise self._too_long(f"has {len(ids)} with a document of {len(words)} tokens")
-            kept = Truncation(num_left, truncation.keeps_start).cut(words)
-            document = self.decode_many(kept.tolist()).strip(HALF_CHARACTER)
-            ids = self._encode_pair(self._pair_template, (query, document, *instruction))
-        return ids, 0
-
-    def _encode_pair(self, template: ChatTemplate, pair: Sequence[str]) -> np.ndarray:
-        """The template gets messages with the ``PAIR_ROLES``."""
-        texts = zip(PAIR_ROLES, pair, strict=False)
-        messages = [{"role": role, "content": text} for role, text in texts]
-        variables = {**self._special_tokens, "messages": messages, "add_generation_prompt": True}
-        try:
-            text = template.render(variables, self.max_model_len * self._max_token_chars)
-        except TooMuchText as error:
-            raise self._too_long(f"has {error}") from None
-        except (*TEMPLATE_ERRORS, TooMuchTime) as error:
-            problem = f"the model's template of pairs refuses this one: {error}"
-            raise InvalidRequest(problem, param="prompt") from None
-        return self._encode(text, False, None)
+            raise self.too_long(f"has {error}") from None
 
     def output_start(self, prompt: Array, chat: ChatOptions | None) -> OutputStart:
         """The part of the output that begins after ``prompt``; ``chat`` is None for plain text."""
@@ -258,7 +213,7 @@ class TextModel:
         if kind == "text":
             self._check_num_chars(prompt.nbytes // MAX_CHAR_BYTES)
         elif kind == "ids" and not is_cut and len(prompt) > self.max_model_len:
-            raise self._too_long(f"has {len(prompt)}")
+            raise self.too_long(f"has {len(prompt)}")
 
     def check_ids(self, ids: np.ndarray) -> None:
         """Raises InvalidRequest for an id that the model does not have."""
@@ -281,16 +236,7 @@ class TextModel:
         """The content of a tokenizer.json."""
         return str(self._tokenizer.to_str())
 
-    def _encode(
-        self, text: str, adds_special_tokens: bool, truncation: Truncation | None
-    ) -> np.ndarray:
-        encoding = self._encoding(text, adds_special_tokens)
-        ids = encoding.ids
-        return np.array(
-            ids if truncation is None else truncation.cut_encoding(encoding, ids), np.int32
-        )
-
-    def _encoding(self, text: str | tuple[str, str], adds_special_tokens: bool) -> Encoding:
+    def encoding(self, text: str | tuple[str, str], adds_special_tokens: bool) -> Encoding:
         self._check_num_chars(len(text) if isinstance(text, str) else sum(map(len, text)))
         # Batches are encoded and decoded without the GIL, single texts are not.
         (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=adds_special_tokens)
@@ -306,10 +252,10 @@ class TextModel:
         return str(text)
 
     def _check_num_chars(self, num: int) -> None:
-        if num > self.max_model_len * self._max_token_chars:
-            raise self._too_long(f"has {num} characters")
+        if num > self.max_chars:
+            raise self.too_long(f"has {num} characters")
 
-    def _too_long(self, length: str) -> InvalidRequest:
+    def too_long(self, length: str) -> InvalidRequest:
         return InvalidRequest(
             f"the context holds {self.max_model_len} tokens (max-model-len): the prompt {length},"
             " that leaves no room for output",

@@ -5,8 +5,6 @@ import asyncio
 from shared.link.peer import Peer
 from shared.wire.messages import Credit, Grant
 
-MAX_GRANTS = 4096  # of a message, because its header is bounded
-
 
 class CreditBatch:
     """Streams that go in step are granted more in the same moment."""
@@ -23,6 +21,4 @@ class CreditBatch:
     def _flush(self) -> None:
         by_peer, self._grants = self._grants, {}
         for peer, by_key in by_peer.items():
-            grants = list(by_key.values())
-            for start in range(0, len(grants), MAX_GRANTS):
-                peer.send(Credit(grants[start : start + MAX_GRANTS]))
+            peer.send(Credit(list(by_key.values())))

@@ -51,7 +51,7 @@ class _Config(_Architectures):
 
     hidden_size: int | None = None
     num_labels: int | None = None
-    id2label: dict[str, str] | None = None
+    id2label: dict[int, str] | None = None
     problem_type: str | None = None
     sentence_transformers: dict[str, Any] = {}
     is_matryoshka: bool | None = None
@@ -66,7 +66,7 @@ class _Config(_Architectures):
     def labels(self) -> list[str]:
         """One label for each class of transformers' head."""
         if self.id2label:
-            return [self.id2label[key] for key in sorted(self.id2label, key=int)]
+            return [self.id2label[key] for key in sorted(self.id2label)]
         return [f"LABEL_{number}" for number in range(self.num_labels or 2)]
 
 

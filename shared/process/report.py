@@ -50,17 +50,21 @@ class Inquiries:
 
     def ask(self, asker: Peer, peers: Iterable[Peer], now_s: float) -> None:
         """Passes ``asker``'s request on to the other ``peers`` that support it."""
+        self._forget_old(now_s)
         self._asked_s[asker] = now_s
         ask_all(peer for peer in peers if peer is not asker)
 
     def pass_on(self, report: ServiceReport, now_s: float) -> None:
+        self._forget_old(now_s)
+        for asker in self._asked_s:
+            asker.send(report)
+
+    def _forget_old(self, now_s: float) -> None:
         self._asked_s = {
             peer: asked_s
             for peer, asked_s in self._asked_s.items()
             if peer.is_up and now_s - asked_s <= PATIENCE_S
         }
-        for asker in self._asked_s:
-            asker.send(report)
 
 
 def ask_all(peers: Iterable[Peer]) -> None:

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from benchmarks.processes import num_descriptors
 from cli import supervisor as module
-from cli.child import ASK_S, Child
+from cli.child import ASK_S, Child, exit_text
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor, child_environment, worker_environments
 from shared.errors import ConfigError
@@ -486,3 +486,10 @@ def test_a_speculative_config_reaches_the_worker_as_it_was_given() -> None:
     environment = child_environment(ServeConfig(speculative_config=given))
     found = SpeculativeConfig.model_validate_json(environment["SHOAL_SPECULATIVE_CONFIG"])
     assert found == given
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(3, "exit code 3"), (-9, "SIGKILL"), (-40, "signal 40")]
+)
+def test_an_end_by_any_signal_has_a_text(code: int, text: str) -> None:
+    assert exit_text(code) == text

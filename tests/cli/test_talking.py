@@ -147,10 +147,21 @@ async def test_tokens_are_shown_by_a_server_and_by_a_folder(
     assert await run(None, "tokenize", "--model", folder, "--decode", *ids) == 0
     assert capsys.readouterr().out == "Hello, fish\n"
     assert await run(None, "tokenize", "--model", folder, "--decode", "99999999") == 2
+    assert await run(None, "tokenize", "--model", folder, "--decode", str(2**70)) == 2
+    assert f"'{2**70}' is not a list of ids" in capsys.readouterr().err
     assert await run(None, "tokenize", "--model", "/nowhere", "x") == 2
     capsys.readouterr()
     assert await run(None, "tokenize", "--model", folder) == 2
     assert "TEXT: missing" in capsys.readouterr().err
+
+
+async def test_a_prompt_of_other_bytes_than_utf_8_is_refused(capsys, monkeypatch):
+    given = os.fsdecode(b"a\xff")
+    assert await run(None, "tokenize", "--model", str(EMBEDDED_MODEL), given) == 2
+    assert "TEXT: not UTF-8: surrogates not allowed" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff"), "utf-8"))
+    assert await run(None, "complete") == 2
+    assert "PROMPT: not UTF-8: invalid start byte" in capsys.readouterr().err
 
 
 async def test_who_shows_no_key_is_told_how(tmp_path: Path, tokenizer: FakeTokenizer, capsys):
@@ -286,10 +297,10 @@ async def test_tokens_have_colours_by_their_probability(
         assert certain.rpartition("\x1b")[2] != surprising.rpartition("\x1b")[2]
 
 
-async def test_q_ends_the_live_view(gateway: GatewayService):
+async def test_q_ends_the_live_view_among_other_keys(gateway: GatewayService):
     url = f"http://127.0.0.1:{gateway.port}"
     async with at_terminal("top", "--url", url, "--interval", "0.2") as terminal:
         await terminal.until("tokenizer t1")
         await terminal.until("q ends")
-        terminal.type("q")
+        terminal.type("\x1b[Aq")
         assert await asyncio.wait_for(terminal.process.wait(), 20) == 0

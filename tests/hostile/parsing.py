@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 
 from services.gateway.apis.messages.requests.parse import parse_messages, parse_prompt
-from services.gateway.apis.ops.tokenization import parse_detokenize, parse_tokenize
 from services.gateway.apis.pooling.parse import parse_embeddings
 from services.gateway.apis.pooling.scoring import parse_rerank, parse_score
 from services.gateway.apis.responses.requests.parse import read_request, response_job
+from services.gateway.apis.tokenization.requests import parse_detokenize, parse_tokenize
 from services.gateway.chat.requests.parse import parse_chat, parse_completion
 from services.gateway.mesh.job import Prompt
 from shared.wire.messages import ModelInfo, PoolingInfo

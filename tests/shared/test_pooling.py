@@ -103,6 +103,12 @@ def test_a_classifier_has_labels_and_an_activation(
     assert expected[1] in (None, found.labels)
 
 
+def test_labels_without_numbers_are_refused(tmp_path: Path) -> None:
+    names = {"architectures": ["Qwen3ForSequenceClassification"], "id2label": {"good": "a"}}
+    with pytest.raises(ConfigError, match=r"config\.json: Expected `int`, got `str`.*id2label"):
+        read_pooling(make_folder(tmp_path, **names), "auto", PoolerConfig())
+
+
 def test_two_tokens_make_a_model_of_scores(tmp_path: Path) -> None:
     pooler = PoolerConfig(classifier_from_token=["no", "yes"])
     found = read_pooling(make_folder(tmp_path), "auto", pooler)

@@ -57,7 +57,8 @@ class BodyReader:
         except RequestPayloadError as error:
             raise _unreadable(error) from None
         except TimeoutError:
-            raise web.HTTPRequestTimeout from None
+            text = f"the body did not come within {READ_TIMEOUT_S:g} s"
+            raise web.HTTPRequestTimeout(reason=text) from None
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body has {size} bytes; the limit is {self._max_bytes}")

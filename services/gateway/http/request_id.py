@@ -10,6 +10,7 @@ from shared.errors import InvalidRequest
 
 HEADER = "X-Request-Id"
 PATTERN = r"^[!-}]{1,128}\Z"
+"""Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
 
 _ID = web.RequestKey("request_id", str)
 

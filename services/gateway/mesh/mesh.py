@@ -108,10 +108,10 @@ class Mesh:
         prompts = [
             OpenPrompt(f"{name}/{number}", number, job, collector) for number in range(num_prompts)
         ]
-        collector.on_consumed = lambda update: self._consumed(
+        collector.consumed = lambda update: self._consumed(
             prompts[update.index // job.num_choices], update
         )
-        collector.on_cut = lambda index: self._cut(
+        collector.cut = lambda index: self._cut(
             prompts[index // job.num_choices], index % job.num_choices
         )
         waiting = deque(prompts[job.max_open_prompts :] if job.max_open_prompts else ())

@@ -171,10 +171,11 @@ class OutputCollector:
     """A mailbox that merges: however late its reader is, a choice has one text and one end in it.
 
     The mesh writes, one handler reads: ``accepted`` once, then ChoiceUpdates until every choice has
-    ended; ``consumed`` after each, when its client has it. What is pending is read before an error
-    is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted, and
-    ``dropped`` is what a chat's leaves out, ``left_out`` names what is not held of the
-    request's schemas, and ``media`` are the numbers of their files that the prompts keep;
+    ended. It calls ``consumed`` after each, when its client or a whole reply has it, so that more
+    may come, and ``cut`` for a choice whose further output it needs no more. What is pending is
+    read before an error is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once
+    accepted, and ``dropped`` is what a chat's leaves out, ``left_out`` names what is not held of
+    the request's schemas, and ``media`` are the numbers of their files that the prompts keep;
     ``num_replays`` counts how often one of them was lost and begun again, which the ``observer``
     learns.
 
@@ -193,8 +194,8 @@ class OutputCollector:
         self.left_out: Sequence[str] = ()
         self.num_replays = 0
         self.observer: RequestObserver = UNOBSERVED
-        self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
-        self.on_cut: Callable[[int], None] = lambda index: None
+        self.consumed: Callable[[ChoiceUpdate], None] = lambda update: None
+        self.cut: Callable[[int], None] = lambda index: None
         self._num_open = num_prompts * num_choices
         self._num_choices = num_choices
         self._pending: dict[int, _Pending] = {}
@@ -258,14 +259,6 @@ class OutputCollector:
         refused prompt."""
         while any(ids is None for ids in self.prompt_ids):
             await self._change()
-
-    def consumed(self, update: ChoiceUpdate) -> None:
-        """The client has ``update``, or a reply that is not streamed holds it: more may come."""
-        self.on_consumed(update)
-
-    def cut(self, index: int) -> None:
-        """Ends a choice with its output so far; its reader needs no more."""
-        self.on_cut(index)
 
     def __aiter__(self) -> Self:
         return self

@@ -1,12 +1,12 @@
 """Where a model folder has its chat templates, and the special tokens that they write."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shared.errors import ConfigError
+from shared.model_folder import decode_json
 
 DEFAULT, TOOL_USE = "default", "tool_use"
 FILE = "chat_template.jinja"
@@ -64,13 +64,7 @@ def _tokens_of(config: dict[str, Any]) -> dict[str, str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in the file, empty if there is no file. Raises ConfigError."""
-    try:
-        content = json.loads(path.read_text()) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"model: {path} is no JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"model: {path} holds no JSON object")
-    return content
+    return decode_json(path, dict[str, Any]) if path.is_file() else {}
 
 
 def _read(path: Path, setting: str = "model") -> str:

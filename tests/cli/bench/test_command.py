@@ -15,6 +15,7 @@ from cli.bench.figures import figures
 from cli.bench.options import parse
 from cli.bench.result import Result
 from cli.bench.row import Row
+from cli.exit_codes import INTERRUPTED
 from tests.cli.bench.fake_server import MODEL, fake_server
 from tests.cli.serving import serving
 
@@ -181,7 +182,7 @@ async def test_ctrl_c_ends_it_at_once():
             await asyncio.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, error = await process.communicate()
-    assert process.returncode == command.STOPPED
+    assert process.returncode == INTERRUPTED
     assert error == b"shoal bench serve: stopped before the end\n"
 
 

@@ -91,6 +91,8 @@ def test_a_request_that_no_worker_can_take_is_an_error_and_others_go_on() -> Non
     played = replay(1).run([Request(600, 5, 0.0), Request(10, 5, 0.0)])
     assert "600" in played.outcomes[0].error
     assert played.outcomes[1].num_tokens == 5
+    at_once = replay(1).run(made_up([600] * 4 + [10] * 6, [5] * 10), concurrency=2)
+    assert [each.num_tokens for each in at_once.outcomes] == [0] * 4 + [5] * 6
 
 
 def test_the_smallest_number_of_workers_that_keeps_up_is_found() -> None:

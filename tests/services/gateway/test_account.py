@@ -1,4 +1,4 @@
-"""An API key's limits on open requests and use, and its holder's rights to end requests."""
+"""An API key's limits on open requests and use."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, generate_latest
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 
 from services.gateway.app import APIS
-from services.gateway.http.account import Account, KeyLimits, TokenBucket
+from services.gateway.http.account import TokenBucket
 from shared.settings.gateway import GatewayConfig
-from shared.wire.envelope import read_options
 from shared.wire.messages import State
 from tests.services.gateway.fakes import (
     NUM_PROMPT_TOKENS,
@@ -26,18 +25,10 @@ from tests.services.gateway.fakes import (
     running_gateway,
     until,
 )
-from tests.services.gateway.test_errors import MESSAGES, error_of
+from tests.services.gateway.test_errors import error_of
 
 TEXT = "/v1/completions"
 KEYS = ["ada", "bob"]
-
-COUNTS: dict[str, dict[str, Any]] = {
-    "/tokenize": {"prompt": "a"},
-    "/detokenize": {"tokens": [9]},
-    "/v1/messages/count_tokens": {"messages": MESSAGES, "model": "fish"},
-    "/v1/responses/input_tokens": {"input": "a"},
-}
-"""Requests that cost a tokenizer work and generate nothing."""
 
 Post = Callable[..., asyncio.Task[aiohttp.ClientResponse]]
 
@@ -136,34 +127,6 @@ class TestOpenRequests:
                 request.finish(choice=choice)
             await finish(more_than_all, request)
 
-    @pytest.mark.parametrize("path", COUNTS)
-    async def test_requests_that_generate_nothing_have_the_same_limit_apart(
-        self, tmp_path: Path, tokenizer: FakeTokenizer, path: str
-    ) -> None:
-        tokenizer.converts = False  # so that the first stays open
-        settings: Any = {"max_open_requests_per_key": 1, "batch_dir": tmp_path / "batches"}
-        async with posting(tmp_path, instance="g1", **settings) as post:
-            first = post("ada", path, **COUNTS[path])
-            await until(lambda: tokenizer.converted)
-            for other in (*COUNTS, "/v1/files", "/v1/batches"):
-                async with await post("ada", other, **COUNTS.get(other, {})) as response:
-                    assert response.status == 429, other
-                    assert "max-open-requests-per-key" in await response.text()
-            await finish(post("ada"), await tokenizer.accepted())
-            async with await post("ada", "/abort_requests", request_ids=["a"]) as response:
-                assert response.status == 200
-            first.cancel()
-            await asyncio.wait([first])
-
-    @pytest.mark.parametrize("path", COUNTS)
-    async def test_a_tokenizer_learns_whose_text_it_is(
-        self, tmp_path: Path, tokenizer: FakeTokenizer, path: str
-    ) -> None:
-        async with posting(tmp_path) as post, await post("ada", path, **COUNTS[path]) as response:
-            assert response.status == 200
-            (convert,) = tokenizer.converted
-            assert convert.owner == Account(SecretStr("ada"), KeyLimits(None, None)).key_id
-
     async def test_every_route_is_limited_or_known_to_be_cheap(
         self, tmp_path: Path, tokenizer: FakeTokenizer
     ) -> None:
@@ -205,8 +168,6 @@ class TestTokens:
             async with await post("ada") as response:
                 seconds = await retry_after_s(response, "max-tokens-per-minute-per-key")
                 assert seconds > 60, "use beyond the limit is paid back"
-            async with await post("ada", "/tokenize") as response:
-                assert response.status == 200
 
     def test_they_come_back_evenly(self) -> None:
         bucket = TokenBucket(60, now_s=100)
@@ -272,26 +233,3 @@ def test_a_limit_without_keys_is_a_mistake(name: str) -> None:
     settings: Any = {name: 5}
     with pytest.raises(ValidationError, match="needs api-key or api-key-file"):
         GatewayConfig(**settings)
-
-
-class TestAborts:
-    async def test_a_key_ends_only_what_it_asked_for(
-        self, tmp_path: Path, tokenizer: FakeTokenizer
-    ) -> None:
-        async with posting(tmp_path) as post:
-            tasks = [post(key, prompt="a", request_id="same") for key in KEYS]
-            requests = [await tokenizer.accepted() for _ in KEYS]
-            assert len({read_options(request.submit.options).owner for request in requests}) == 2
-            theirs = post("bob", prompt="a", request_id="of-bob")
-            request = await tokenizer.accepted()
-            async with await post(
-                "ada", "/abort_requests", request_ids=["same", "of-bob", "of-nobody"]
-            ) as response:
-                reply = await response.json()
-            assert reply == {"aborted": ["same"], "forwarded": ["of-bob", "of-nobody"]}
-            async with await tasks[0] as response:
-                assert (await response.json())["choices"][0]["finish_reason"] == "abort"
-            await until(lambda: tokenizer.aborted == ["of-bob", "of-nobody"])
-            assert tokenizer.abort_owners == [read_options(requests[0].submit.options).owner]
-            await finish(theirs, request)
-            await finish(tasks[1], requests[1])

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.apis.ops.tokenization import parse_detokenize
 from services.gateway.chat.requests import token_ids
 from services.gateway.chat.requests.parse import parse_chat, parse_completion
 from services.gateway.chat.requests.raw_json import MAX_FIELD_BYTES
@@ -103,8 +102,9 @@ def test_more_ids_than_the_context_holds_are_refused_with_both_numbers(prompt: A
 def test_ids_read_in_pieces_are_those_that_were_sent(ids: list[int], indent: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_ids, "PARSE_CHUNK_BYTES", 5)
-        read = parse_detokenize(json.dumps({"tokens": ids}, indent=indent).encode(), MODEL)
-    assert read.prompt.data.tolist() == ids
+        text = msgspec.Raw(json.dumps(ids, indent=indent).encode())
+        read = token_ids.read_ids(text, MODEL, "prompt")
+    assert read.tolist() == ids
 
 
 @pytest.mark.parametrize(

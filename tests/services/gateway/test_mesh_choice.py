@@ -3,10 +3,13 @@
 import asyncio
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 
+from services.gateway.mesh.job import Prompt
 from services.gateway.mesh.tokenizers import FIRST_PAUSE_S, MAX_PAUSE_S, Probation
 from services.gateway.service import GatewayService
 from shared.errors import InternalError
@@ -44,19 +47,16 @@ async def test_requests_spread_over_the_tokenizers_and_avoid_one_that_drains(
 
 
 async def test_a_tokenizer_that_fails_conversions_does_not_attract_them_all(
-    tmp_path: Path,
-    gateway: GatewayService,
-    tokenizer: FakeTokenizer,
-    http: aiohttp.ClientSession,
+    tmp_path: Path, gateway: GatewayService, tokenizer: FakeTokenizer
 ) -> None:
-    async def convert() -> int:
-        async with http.post("/tokenize", json={"prompt": "a"}) as response:
-            return response.status
+    prompt = Prompt("text", np.frombuffer(b"a", np.uint8))
 
     async with fake_tokenizer(tmp_path, "t2") as other:
         tokenizer.conversion_error = InternalError("no vocabulary")
         await until(lambda: sum(peer.is_ready for peer in gateway.link.peers) == 2)
-        assert [await convert() for _ in range(30)] == [200] * 30
+        for _ in range(30):
+            ids = await gateway._mesh.conversions.convert("", prompt, True)
+            assert len(ids) == 1
         assert 1 <= len(tokenizer.converted) <= 3, "the first, and one more after each pause"
         assert len(other.converted) == 30
 
@@ -106,13 +106,13 @@ async def test_a_tokenizer_that_fails_everything_at_once_does_not_attract_all(
     assert "tokenizer t2 failed a request (internal_error)" in caplog.text
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize"])
+@pytest.mark.parametrize("fields", [{}, {"return_token_offsets": True}])
 async def test_what_two_tokenizers_fail_is_the_requests_own_fault(
     tmp_path: Path,
     gateway: GatewayService,
     tokenizer: FakeTokenizer,
     http: aiohttp.ClientSession,
-    path: str,
+    fields: Any,
 ) -> None:
     async def fail_all(fake: FakeTokenizer) -> None:
         while True:
@@ -125,7 +125,8 @@ async def test_what_two_tokenizers_fail_is_the_requests_own_fault(
         for fake in (tokenizer, other):
             fake.conversion_error = InternalError("no template")
         failing = [asyncio.create_task(fail_all(fake)) for fake in (tokenizer, other)]
-        async with http.post(path, json={"prompt": "a"}) as response:
+        body = {"prompt": "a"} | fields
+        async with http.post("/v1/completions", json=body) as response:
             assert response.status == 500
             assert (await response.json())["error"]["message"] == "no template"
         for task in failing:

@@ -140,7 +140,7 @@ async def test_texts_of_one_owner_hold_up_none_of_another(num_bytes: int):
 
 async def test_a_text_too_long_for_any_tokenization_is_refused_at_once():
     model, gateway = TextModel(EMBEDDED_MODEL, 10, 8192), FakePeer()
-    data = np.zeros(10 * 4 * model._max_token_chars + 4, np.uint8)
+    data = np.zeros(4 * model.max_chars + 4, np.uint8)
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(model, None, 10, Lanes(1), tasks, OneScheduler(None))
         requests.convert(gateway, Convert("c", "text", True), data)

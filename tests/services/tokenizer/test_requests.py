@@ -164,3 +164,18 @@ async def test_options_are_passed_on_as_they_came():
     ((generate, _),) = scheduler.sent
     assert isinstance(generate, Generate)
     assert bytes(generate.options) == bytes(options)
+
+
+async def test_an_error_of_a_template_with_half_a_character_fails_its_request_alone():
+    """``encode`` refuses the half, and an error while one fails would end the tokenizer."""
+    settings, gateway = ChatSettings(trusts_requests=True), FakePeer()
+    text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
+    submit, _, resumed = submitted("r")
+    chat = ChatOptions(template=r'{{ raise_exception("half \ud800") }}')
+    messages = np.frombuffer(b'[{"role":"user","content":"Hi"}]', "u1")
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(FakePeer()))
+        requests.submit(gateway, replace(submit, kind="chat", chat=chat), messages, resumed)
+    (failed,) = gateway.sent
+    assert failed.message == "chat_template fails: half \N{REPLACEMENT CHARACTER}"
+    assert encode(failed)

@@ -4,7 +4,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.link import credit
 from shared.link.credit import CreditBatch
 from shared.wire.messages import Credit, Grant
 
@@ -32,12 +31,3 @@ async def test_grants_of_one_turn_are_one_message_to_each_peer():
     credits.add(one, Grant("r/0", 1, 556, 0))
     await asyncio.sleep(0)
     assert one.sent[1:] == [Credit([Grant("r/0", 1, 556, 0)])]
-
-
-async def test_more_grants_than_a_message_holds_are_several(monkeypatch):
-    monkeypatch.setattr(credit, "MAX_GRANTS", 2)
-    credits, peer = CreditBatch(), Below()
-    for number in range(5):
-        credits.add(peer, Grant(f"r/{number}", 1, 300, 0))
-    await asyncio.sleep(0)
-    assert [len(message.grants) for message in peer.sent] == [2, 2, 1]

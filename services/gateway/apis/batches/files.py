@@ -88,7 +88,8 @@ class Files:
             except BaseException as error:
                 folder.drop_data(file_id, owner)
                 if isinstance(error, TimeoutError):
-                    raise web.HTTPRequestTimeout from None
+                    text = f"the file came with less than {MIN_BYTES_PER_S} bytes per second"
+                    raise web.HTTPRequestTimeout(reason=text) from None
                 if isinstance(error, OSError) and not isinstance(error, ConnectionError):
                     raise no_room(error) from None
                 raise

@@ -15,7 +15,7 @@ from services.gateway.apis.pooling.schema import (
 from services.gateway.chat.requests.json_body import Fields, check, decode, in_vain, served_name
 from services.gateway.chat.requests.options import request_options
 from services.gateway.chat.requests.parse import Limits
-from services.gateway.chat.requests.prompts import completion_prompts
+from services.gateway.chat.requests.prompts import completion_prompts, is_one_prompt
 from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job, Prompt
 from shared.errors import InvalidRequest
@@ -129,8 +129,7 @@ def _inputs(raw: Raw, request: PoolingRequest, model: ModelInfo) -> tuple[list[P
     """The prompts, and the field that each is from."""
     is_cut = request.truncate_prompt_tokens is not None
     prompts = completion_prompts(raw, model, MAX_INPUTS, is_cut, "input", "")
-    begins_list = bytes(memoryview(raw)[:64]).translate(None, b" \t\r\n")[:2] in (b'["', b"[[")
-    if not begins_list:
+    if is_one_prompt(raw):
         return prompts, ["input"]
     return prompts, [f"input[{number}]" for number in range(len(prompts))]
 

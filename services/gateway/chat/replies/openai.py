@@ -143,17 +143,6 @@ class Completion(Struct):
     prompt_logprobs: Raw | UnsetType = UNSET
 
 
-class DetokenizeReply(Struct):
-    prompt: str
-
-
-class AbortReply(Struct):
-    """``aborted`` were open in this gateway; ``forwarded`` may be open in another or in none."""
-
-    aborted: list[str]
-    forwarded: list[str]
-
-
 class PooledModel(Struct):
     """The output of a model that pools: ``embed`` with vectors of ``size``, or ``classify``."""
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+import orjson
 from msgspec import UNSET, Raw, UnsetType
 
 from services.gateway.chat.replies.choice_parser import ChoiceParser
@@ -24,7 +25,6 @@ from services.gateway.chat.replies.openai import (
     TokenIds,
     Usage,
 )
-from services.gateway.chat.replies.tokenize_json import write_offsets
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import Spelling
@@ -146,7 +146,10 @@ def dropped_counts(dropped: Dropped) -> tuple[int, int] | tuple[()]:
 
 
 def _written(offsets: Array | None) -> Raw | None:
-    return None if offsets is None else Raw(b"".join(write_offsets(offsets)))
+    if offsets is None:
+        return None
+    pairs = offsets.reshape(-1, 2)
+    return Raw(orjson.dumps(pairs, option=orjson.OPT_SERIALIZE_NUMPY))
 
 
 class Tally:

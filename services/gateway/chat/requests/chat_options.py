@@ -7,7 +7,7 @@ from msgspec import Raw
 
 from services.gateway.chat.requests.json_body import json_errors
 from services.gateway.chat.requests.raw_json import NULL, check_chars, json_text
-from services.gateway.chat.requests.schema import ChatRequest, TokenizeRequest
+from services.gateway.chat.requests.schema import ChatRequest
 from services.gateway.chat.requests.tool_schema import FunctionTool
 from services.gateway.http.violations import violation
 from shared.errors import InvalidRequest
@@ -27,7 +27,7 @@ def history_limit(asked: int, max_tokens: int | None, model: ModelInfo) -> int:
 
 
 def requested_limit(
-    request: ChatRequest | TokenizeRequest, default: int, max_tokens: int | None, model: ModelInfo
+    request: ChatRequest, default: int, max_tokens: int | None, model: ModelInfo
 ) -> int:
     """``default`` applies to requests without a choice. Raises InvalidRequest for a request to cut
     tokens and drop turns at once."""
@@ -43,7 +43,7 @@ def requested_limit(
 
 
 def chat_options(
-    request: ChatRequest | TokenizeRequest,
+    request: ChatRequest,
     tools: str,
     more_kwargs: dict[str, Any] | None = None,
     history_limit: int = NO_LIMIT,

@@ -13,7 +13,6 @@ from services.gateway.chat.requests.schema import (
     Content,
     ContentPart,
     InputMessage,
-    TokenizeRequest,
 )
 from services.gateway.chat.requests.unsupported import unsupported
 from services.gateway.http.violations import show
@@ -25,7 +24,7 @@ from shared.wire.messages import ModelInfo
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-def chat_prompt(request: ChatRequest | TokenizeRequest, media: Media, model: ModelInfo) -> Prompt:
+def chat_prompt(request: ChatRequest, media: Media, model: ModelInfo) -> Prompt:
     """The messages as the client sent them, except that files are apart: a part with one becomes
     ``{"type": "image", "media": 0}``, with its number. Raises InvalidRequest."""
     messages, chat = request.messages, _Chat(media, model)

@@ -33,7 +33,7 @@ def completion_prompts(
     exceed the context if the prompt ``is_cut``. ``setting`` names the limit."""
     if is_text(raw):
         return [text_prompt(raw, field)]
-    if _IDS.match(raw):
+    if is_one_prompt(raw):
         return [ids_prompt(raw, model, field, is_cut)]
     is_kind = is_text if _TEXTS.match(raw) else is_list
 
@@ -48,6 +48,11 @@ def completion_prompts(
         return text_prompt(value, param) if is_text(value) else _ids(value, model, param, is_cut)
 
     return items(raw, field, max_prompts, take, setting)
+
+
+def is_one_prompt(raw: Raw) -> bool:
+    """Whether a text or a list of ids, and no list of several."""
+    return is_text(raw) or _IDS.match(raw) is not None
 
 
 @json_errors()

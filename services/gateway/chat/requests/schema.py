@@ -12,7 +12,6 @@ from shared.wire.envelope import PromiseMs, RetentionS
 from shared.wire.messages import (
     MAX_BAD_WORDS,
     MAX_LOGPROB_IDS,
-    MAX_NAME_CHARS,
     MAX_PATTERN_COUNT,
     MAX_PATTERN_SIZE,
     MAX_PRIORITY,
@@ -25,13 +24,10 @@ MAX_INT32 = 2**31 - 1
 MAX_BAD_WORD_CHARS = 100
 MAX_ALLOWED_IDS = 1024
 MAX_BIASES = 1024
-MAX_ABORTED_IDS = 1024
 MAX_SALT_CHARS = 128
 MAX_MESSAGES = 4096
 MAX_PARTS = 1 << 14  # of all messages of a request; calls and blocks are parts too
 MAX_FIELDS = 256
-
-"""Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -209,35 +205,3 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
     logprobs_by_token_id: bool | None = None
-
-
-class TokenizeRequest(Struct, kw_only=True):
-    """Either a prompt or messages, which may come with more for their template."""
-
-    model: str | None = None
-    prompt: Raw = NULL
-    messages: Raw = NULL
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
-    return_token_offsets: bool | None = None
-    truncate_prompt_tokens: NumPromptTokens | None = None
-    truncation_side: TruncationSide | None = None
-    history_limit: NumPromptTokens | None = None
-    tools: Raw = NULL
-    documents: Raw = NULL
-    chat_template: ChatTemplate | None = None
-    chat_template_kwargs: Raw = NULL
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    mm_processor_kwargs: Raw = NULL
-
-
-class DetokenizeRequest(Struct, kw_only=True):
-    tokens: Raw
-    model: str | None = None
-
-
-class AbortRequest(Struct, kw_only=True):
-    request_ids: Annotated[
-        list[Annotated[str, Meta(max_length=MAX_NAME_CHARS)]], Meta(max_length=MAX_ABORTED_IDS)
-    ]

@@ -87,10 +87,6 @@ COMPLETION: Neutral = COMMON | {
     "tools": ([],),
 }
 
-TOKENIZE: Neutral = {
-    "functions": ([],),
-}
-
 REASONS = {
     "best_of": "choices are not ranked here; n gives all of them",
     "disable_chat_template": "/v1/completions takes a prompt without a template",

@@ -25,7 +25,7 @@ from tests.services.gateway.fakes import (
 from tests.services.gateway.media.asking import FILE, SEER, image, user
 from tests.services.gateway.media.image_hosts import ImageHost, Names, whole
 
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+CHAT = "/v1/chat/completions"
 PLACE = "messages[0].content[0].image_url.url"
 MAX_BYTES = 64 << 10
 TIMEOUT_S = 0.5
@@ -106,48 +106,6 @@ async def refused(ask: Ask, url: str, tokenizer: FakeTokenizer) -> str:
     assert "127.0.0.1" not in reason
     assert tokenizer.submitted.empty()
     return reason
-
-
-async def test_images_are_fetched_for_each_api(
-    tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost
-) -> None:
-    url = f"http://127.0.0.1:{host.port}/a.png"
-    block = {"type": "image", "source": {"type": "url", "url": url}}
-    item = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
-    turn = {"messages": [{"role": "user", "content": [block]}], "max_tokens": 5}
-    async with asking(tmp_path, f"127.0.0.1:{host.port}") as ask:
-        for path, body in ((CHAT, chat(url)), (MESSAGES, turn), (RESPONSES, {"input": [item]})):
-            assert await served(tokenizer, ask(body, path)) == [FILE], path
-        for path, body in (("/tokenize", chat(url)), (f"{MESSAGES}/count_tokens", turn)):
-            status, reply = await ask(body, path)
-            assert status == 200, reply
-            assert [each.tobytes() for each in tokenizer.converted_files[-1]] == [FILE]
-        counting = await ask({"input": [item]}, f"{RESPONSES}/input_tokens")
-        assert counting[0] == 200, counting
-    heads = {head.partition("\r\n")[2] for head in host.heads}
-    assert len(host.heads) == 6
-    for head in heads:
-        assert "Accept-Encoding: identity" in head
-        assert "Cookie" not in head
-        assert "Authorization" not in head
-
-
-async def test_errors_have_the_fields_of_each_api(
-    tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost
-) -> None:
-    url = f"http://127.0.0.1:{host.port}/missing"
-    block = {"type": "image", "source": {"type": "url", "url": url}}
-    turn = {"messages": [user({"type": "text", "text": "a"}, block)], "max_tokens": 5}
-    item = {"role": "user", "content": [{"type": "input_image", "image_url": url}]}
-    async with asking(tmp_path, f"127.0.0.1:{host.port}") as ask:
-        for path in (MESSAGES, f"{MESSAGES}/count_tokens"):
-            status, reply = await ask(turn, path)
-            text = f'messages.0.content.1.source.url is "{url}"; its host answers 404'
-            assert (status, reply["error"]["message"]) == (400, text)
-        status, reply = await ask({"input": [item]}, RESPONSES)
-        assert (status, reply["error"]["param"]) == (400, "input[0].content[0].image_url")
-        status, reply = await ask(chat(url), "/tokenize")
-        assert (status, reply["error"]["param"]) == (400, PLACE)
 
 
 async def test_the_same_url_is_fetched_once_for_a_request(

@@ -85,16 +85,6 @@ async def test_files_of_dropped_turns_are_not_kept(
     assert BUFFERED_BYTES._value.get() == 0
 
 
-async def test_conversions_have_the_files_too(
-    tokenizer: FakeTokenizer, http: aiohttp.ClientSession
-) -> None:
-    status, reply = await asked(http, "/tokenize", BODY)
-    assert status == 200, reply
-    [convert], [files] = tokenizer.converted, tokenizer.converted_files
-    assert [each.tobytes() for each in files] == [FILE, b"other"]
-    assert (len(convert.media), convert.media_options) == (2, '{"max_pixels": 9}')
-
-
 async def test_a_tokenizer_that_knows_no_images_gets_none(tmp_path: Path) -> None:
     async with (
         fake_tokenizer(tmp_path, "old", SEER, minor=MEDIA_MINOR - 1) as old,
@@ -102,12 +92,11 @@ async def test_a_tokenizer_that_knows_no_images_gets_none(tmp_path: Path) -> Non
         aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
     ):
         await until(lambda: gateway.status().state == State.READY)
-        for path in (CHAT, "/tokenize"):
-            async with http.post(path, json=BODY) as response:
-                reply = await response.json()
-                assert response.status == 503
-                assert float(response.headers["Retry-After"]) == RETRY_AFTER_S
-            assert f"a tokenizer of protocol minor {MEDIA_MINOR}" in reply["error"]["message"]
+        async with http.post(CHAT, json=BODY) as response:
+            reply = await response.json()
+            assert response.status == 503
+            assert float(response.headers["Retry-After"]) == RETRY_AFTER_S
+        assert f"a tokenizer of protocol minor {MEDIA_MINOR}" in reply["error"]["message"]
         async with fake_tokenizer(tmp_path, "new", SEER) as new:
             await until(lambda: sum(peer.is_ready for peer in gateway.link.peers) == 2)
             for _ in range(2):

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
+from services.tokenizer.pairs.encode import encode_pair
 from services.tokenizer.text_model import ChatSettings, TextModel, Truncation
 from shared.errors import InvalidRequest
 from tests.pooling_models import save_tokenizer
@@ -26,8 +29,15 @@ def make_model(folder: Path, own: str | None = None, **settings: object) -> Text
     return TextModel(folder, 512, 8224, ChatSettings(**settings))  # type: ignore[arg-type]
 
 
+def encoded(
+    model: TextModel, *pair: str, truncation: Truncation | None = None
+) -> tuple[np.ndarray, int]:
+    prompt = np.frombuffer(msgspec.json.encode(pair), np.uint8)
+    return encode_pair(model, prompt, True, truncation)
+
+
 def read(model: TextModel, *pair: str) -> str:
-    return model.decode_many(model.encode_pair(pair)[0].tolist())
+    return model.decode_many(encoded(model, *pair)[0].tolist())
 
 
 def test_without_a_template_both_stand_side_by_side(tmp_path: Path) -> None:
@@ -53,11 +63,11 @@ def test_the_ids_of_the_second_text_are_counted(
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     model = TextModel(tmp_path, 512, 3, ChatSettings())
     cut = None if num_ids is None else Truncation(num_ids, keeps_start=True)
-    ids, num = model.encode_pair(("a a", "b b b"), truncation=cut)
+    ids, num = encoded(model, "a a", "b b b", truncation=cut)
     whole = [2, 0, 0, 2, 1, 1, 1, 2]
     assert ids.tolist() == (whole if num_ids is None else [*whole[: num_ids - 1], 2])
     assert num == num_second
-    assert make_model(tmp_path, PAIRS).encode_pair(("who?", "me"))[1] == 0
+    assert encoded(make_model(tmp_path, PAIRS), "who?", "me")[1] == 0
 
 
 def test_a_template_that_knows_the_roles_is_taken(tmp_path: Path) -> None:
@@ -84,20 +94,34 @@ def test_a_pair_that_is_too_long_is_refused_before_it_is_encoded(tmp_path: Path)
     model = make_model(tmp_path, PAIRS)
     for pair in (("a" * 10**6, "b"), ("a", "b" * 10**6)):
         with pytest.raises(InvalidRequest, match="max-model-len"):
-            model.encode_pair(pair)
+            encoded(model, *pair)
 
 
 @pytest.mark.parametrize("keeps_start", [True, False])
 def test_under_a_template_the_document_is_cut(tmp_path: Path, keeps_start: bool) -> None:
     model = make_model(tmp_path, PAIRS)
     words = " ".join(str(number) for number in range(100))
-    whole, _ = model.encode_pair(("who?", words))
+    whole, _ = encoded(model, "who?", words)
     num = len(whole) - 60
-    ids, _ = model.encode_pair(("who?", words), truncation=Truncation(num, keeps_start))
+    ids, _ = encoded(model, "who?", words, truncation=Truncation(num, keeps_start))
     assert len(ids) <= num
     text = model.decode_many(ids.tolist())
     start, end = ("0 1 2", "]") if keeps_start else ("", "98 99]")
     assert text.startswith(f"[query=who?][document={start}")
     assert text.endswith(end)
     with pytest.raises(InvalidRequest, match="max-model-len"):
-        model.encode_pair(("who?", words), truncation=Truncation(3))
+        encoded(model, "who?", words, truncation=Truncation(3))
+
+
+def test_a_document_with_more_tokens_at_each_cut_is_refused(tmp_path: Path) -> None:
+    """An unknown word is written as three words, which are unknown too."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text(PAIRS)
+    tokenizer = Tokenizer(models.WordLevel({"x.y": 0}, unk_token="x.y"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = TextModel(tmp_path, 512, 1, ChatSettings())
+    words = " ".join("abcdefghij")
+    num = len(encoded(model, "who", words)[0]) - 2
+    with pytest.raises(InvalidRequest, match="max-model-len"):
+        encoded(model, "who", words, truncation=Truncation(num))

@@ -105,23 +105,6 @@ async def test_a_request_names_an_adapter_and_its_reply_does_too(
         assert reply["usage"]["prompt_tokens"]
 
 
-async def test_every_api_takes_the_name(tmp_path: Path, tokenizer: FakeTokenizer):
-    bodies: dict[str, Any] = {
-        TEXT: {"prompt": "a"},
-        "/v1/responses": {"input": "a"},
-        "/v1/messages": {"messages": HI, "max_tokens": 5},
-        "/invocations": {"prompt": "a"},
-    }
-    async with serving(tmp_path, tokenizer, SQL) as (_, http):
-        for path, body in bodies.items():
-            asking = asyncio.create_task(http.post(path, json=body | {"model": "sql"}))
-            asked = await tokenizer.answer("Hello")
-            assert read_options(asked.submit.options).adapter == SQL.digest, path
-            assert (await (await asking).json())["model"] == "sql"
-        body = {"model": "sql", "prompt": "a"}
-        assert (await http.post("/tokenize", json=body)).status == 200
-
-
 async def test_the_model_itself_has_no_adapter(tmp_path: Path, tokenizer: FakeTokenizer):
     async with serving(tmp_path, tokenizer, SQL) as (_, http):
         for fields in ({}, {"model": "org/fish"}, {"model": "fish", "lora_path": None}):

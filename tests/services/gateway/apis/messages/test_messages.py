@@ -17,7 +17,6 @@ from tests.services.gateway.apis.messages.events import PING, StreamFailed, read
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import (
     FakeTokenizer,
-    Submitted,
     running_gateway,
     until,
 )
@@ -220,18 +219,6 @@ async def test_a_client_that_leaves_ends_its_request(
     response.close()
     (key,) = (await tokenizer.cancelled.get()).keys
     assert (key.request, key.attempt) == request.key
-
-
-async def test_a_message_can_be_aborted_by_its_id(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-):
-    asking = asyncio.create_task(post(http, stream=True))
-    request: Submitted = await tokenizer.accepted()
-    public_id = request.submit.request.partition("~")[0]
-    async with http.post("/abort_requests", json={"request_ids": [f"msg_{public_id}"]}) as reply:
-        assert (await reply.json())["aborted"] == [f"msg_{public_id}"]
-    _, _, body = await asking
-    assert read_message(body)["stop_reason"] == "end_turn"
 
 
 async def test_tokens_are_counted_of_the_same_prompt(

@@ -341,20 +341,6 @@ async def test_a_running_response_can_be_seen_and_cancelled(
     assert status == 404
 
 
-async def test_a_response_can_be_aborted_by_its_id(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    posting = asyncio.create_task(http.post(ROUTE, json=ASKED | {"stream": True}))
-    await tokenizer.accepted()
-    response = await posting
-    lines = [(await response.content.readline()).decode() for _ in range(2)]
-    response_id = json.loads(lines[1].removeprefix("data: "))["response"]["id"]
-    async with http.post("/abort_requests", json={"request_ids": [response_id]}) as aborting:
-        assert (await aborting.json())["aborted"] == [response_id]
-    rest = (await response.read()).decode()
-    assert check_events(parsed_events("".join(lines) + rest))["status"] == "cancelled"
-
-
 async def test_limits_of_a_key_hold_and_its_tokens_are_counted(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:

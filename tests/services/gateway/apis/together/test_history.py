@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from services.gateway.apis.messages.requests.parse import parse_messages
-from services.gateway.apis.ops.tokenization import parse_tokenize
 from services.gateway.apis.responses.requests.parse import read_request, response_job
+from services.gateway.apis.tokenization.requests import parse_tokenize
 from services.gateway.chat.requests.parse import Limits, parse_chat
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.apis.messages.requests.parse import parse_messages
-from services.gateway.apis.ops.tokenization import parse_tokenize
 from services.gateway.apis.responses.requests.parse import read_request
+from services.gateway.apis.tokenization.requests import parse_tokenize
 from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.parse import parse_chat, parse_completion
 from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest

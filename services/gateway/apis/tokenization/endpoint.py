@@ -1,29 +1,19 @@
 """``/tokenize`` and ``/detokenize``, in vLLM's shape."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 from aiohttp import web
 
 from services.gateway.api import Api, Core
-from services.gateway.chat.media import NO_MEDIA, Media
-from services.gateway.chat.replies.openai import DetokenizeReply
-from services.gateway.chat.replies.tokenize_json import write_tokens
-from services.gateway.chat.requests import unsupported
-from services.gateway.chat.requests.chat_options import (
-    NO_LIMIT,
-    chat_options,
-    listed_tools,
-    requested_limit,
+from services.gateway.apis.tokenization.reply import write_tokens
+from services.gateway.apis.tokenization.requests import (
+    Conversion,
+    parse_detokenize,
+    parse_tokenize,
 )
-from services.gateway.chat.requests.chat_prompt import chat_prompt
-from services.gateway.chat.requests.json_body import check, decode, served_name
-from services.gateway.chat.requests.prompts import ids_prompt, text_prompt
-from services.gateway.chat.requests.raw_json import NULL
-from services.gateway.chat.requests.sampling import max_prompt_tokens
-from services.gateway.chat.requests.schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.chat.requests.token_ids import check_length
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
@@ -31,24 +21,8 @@ from services.gateway.http.body import Body
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Prompt, chat_bytes
-from shared.errors import InvalidRequest
 from shared.wire.codec import Array
-from shared.wire.messages import ChatOptions, ConvertedTo, ModelInfo
-
-
-@dataclass(frozen=True, slots=True)
-class Conversion:
-    """A text or ids to convert; ``param`` is the field that holds them. The result is cut to
-    ``max_prompt_tokens``, the last unless it ``keeps_prompt_start``."""
-
-    prompt: Prompt
-    param: str
-    adds_special_tokens: bool = False
-    returns_strings: bool = False
-    chat: ChatOptions | None = None
-    returns_offsets: bool = False
-    max_prompt_tokens: int | None = None
-    keeps_prompt_start: bool = False
+from shared.wire.messages import ConvertedTo, ModelInfo
 
 
 class Tokenization(Api):
@@ -95,7 +69,7 @@ class Tokenization(Api):
         with self._intake.admission.admit() as reservation:
             conversion, _ = await self._parsed(request, parse_detokenize, reservation)
             text = await self._converted(request, conversion, "text", reservation)
-            return json_response(DetokenizeReply(text.tobytes().decode()))
+            return json_response({"prompt": text.tobytes().decode()})
 
     async def _parsed(
         self,
@@ -132,43 +106,3 @@ class Tokenization(Api):
             )
         reservation.grow(array.nbytes)
         return array
-
-
-def parse_tokenize(body: Body, model: ModelInfo, media: Media = NO_MEDIA) -> Conversion:
-    """A body of ``/tokenize``. Chat templates mostly write the special tokens, texts do not."""
-    request = check(decode(body), TokenizeRequest, unsupported.TOKENIZE)
-    served_name(request.model, model)
-    is_text = request.messages == NULL
-    if is_text == (request.prompt == NULL):
-        raise InvalidRequest("either prompt or messages is required", param="prompt")
-    history = requested_limit(request, NO_LIMIT, None, model)
-    tools, _ = listed_tools(request.tools)
-    options = chat_options(request, tools, history_limit=history)
-    if is_text and options != ChatOptions():
-        raise InvalidRequest(
-            "a prompt goes through no chat template; what it gets is allowed with messages only",
-            param="prompt",
-        )
-    if is_text:
-        prompt = text_prompt(request.prompt)
-        NO_MEDIA.options(request.mm_processor_kwargs, has_files=False)
-    else:
-        prompt = chat_prompt(request, media, model)
-    adds_special_tokens = request.add_special_tokens
-    return Conversion(
-        prompt=prompt,
-        param="prompt" if is_text else "messages",
-        adds_special_tokens=is_text if adds_special_tokens is None else adds_special_tokens,
-        returns_strings=bool(request.return_token_strs),
-        chat=None if is_text else options,
-        returns_offsets=bool(request.return_token_offsets),
-        max_prompt_tokens=max_prompt_tokens(request.truncate_prompt_tokens, 0, model),
-        keeps_prompt_start=request.truncation_side == "right",
-    )
-
-
-def parse_detokenize(body: Body, model: ModelInfo) -> Conversion:
-    """A body of ``/detokenize``."""
-    request = check(decode(body), DetokenizeRequest, {})
-    served_name(request.model, model)
-    return Conversion(ids_prompt(request.tokens, model, "tokens"), "tokens")

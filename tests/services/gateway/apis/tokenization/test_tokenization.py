@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.gateway.apis.ops import tokenization
-from services.gateway.chat.replies.tokenize_json import PIECE_IDS, write_tokens
+from services.gateway.apis.tokenization import endpoint
+from services.gateway.apis.tokenization.reply import PIECE_IDS, write_tokens
 from services.gateway.mesh.mesh import Mesh
 from shared.errors import InvalidRequest
 from shared.link.peer import Peer
@@ -248,7 +248,7 @@ async def test_a_long_reply_is_made_in_pieces_beside_the_event_loop(
             num_pieces += 1
             yield piece
 
-    monkeypatch.setattr(tokenization, "write_tokens", write)
+    monkeypatch.setattr(endpoint, "write_tokens", write)
     text = "abcd" * PIECE_IDS
     reply = await post(http, "/tokenize", {"prompt": text})
     assert reply["tokens"] == [byte % MODEL.vocab_size for byte in text.encode()]

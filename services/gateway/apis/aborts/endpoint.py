@@ -1,21 +1,37 @@
 """``/abort_requests``: ends requests by their public ids. A client ends only requests of its own
 API key; the answer for another key's request is the same as for an unknown one."""
 
+from typing import Annotated
+
 from aiohttp import web
+from msgspec import Meta, Struct
 
 from services.gateway.api import Api, Core
-from services.gateway.chat.replies.openai import AbortReply
 from services.gateway.chat.requests.json_body import check, decode
-from services.gateway.chat.requests.schema import AbortRequest
 from services.gateway.http.account import owner_of
 from services.gateway.http.body import BodyReader
 from services.gateway.http.json_reply import json_response
+from shared.wire.messages import MAX_NAME_CHARS
 
 MAX_BODY_BYTES = 1 << 20
 """Enough for all ids; an abort is not subject to admission, since it makes room when there is
 none."""
 
+MAX_IDS = 1024
 ROUTE = "/abort_requests"
+
+
+class AbortRequest(Struct, kw_only=True):
+    request_ids: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_NAME_CHARS)]], Meta(max_length=MAX_IDS)
+    ]
+
+
+class AbortReply(Struct):
+    """``aborted`` were open in this gateway; ``forwarded`` may be open in another or in none."""
+
+    aborted: list[str]
+    forwarded: list[str]
 
 
 class Aborts(Api):

@@ -3,14 +3,17 @@
 import asyncio
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from services.gateway.apis.ops.aborts import MAX_BODY_BYTES
+from services.gateway.apis.aborts.endpoint import MAX_BODY_BYTES
+from shared.wire.envelope import read_options
 from shared.wire.messages import RequestKey
-from tests.services.gateway.fakes import FakeTokenizer
+from tests.services.gateway.fakes import FakeTokenizer, until
+from tests.services.gateway.test_account import KEYS, finish, posting
 
 TEXT = "/v1/completions"
 
@@ -90,3 +93,29 @@ async def test_a_body_beyond_the_limit_of_aborts_is_413(http: aiohttp.ClientSess
         "/abort_requests", data=io.BytesIO(b"x" * (MAX_BODY_BYTES + 1))
     ) as response:
         assert response.status == 413
+
+
+async def test_a_key_ends_only_what_it_asked_for(tmp_path: Path, tokenizer: FakeTokenizer) -> None:
+    async with posting(tmp_path) as post:
+        tasks = [post(key, prompt="a", request_id="same") for key in KEYS]
+        requests = [await tokenizer.accepted() for _ in KEYS]
+        assert len({read_options(request.submit.options).owner for request in requests}) == 2
+        theirs = post("bob", prompt="a", request_id="of-bob")
+        request = await tokenizer.accepted()
+        async with await post(
+            "ada", "/abort_requests", request_ids=["same", "of-bob", "of-nobody"]
+        ) as response:
+            reply = await response.json()
+        assert reply == {"aborted": ["same"], "forwarded": ["of-bob", "of-nobody"]}
+        async with await tasks[0] as response:
+            assert (await response.json())["choices"][0]["finish_reason"] == "abort"
+        await until(lambda: tokenizer.aborted == ["of-bob", "of-nobody"])
+        assert tokenizer.abort_owners == [read_options(requests[0].submit.options).owner]
+        await finish(theirs, request)
+        await finish(tasks[1], requests[1])
+
+
+async def test_a_body_that_does_not_claim_to_be_json_is_415(http: aiohttp.ClientSession) -> None:
+    headers = {"Content-Type": "text/plain"}
+    async with http.post("/abort_requests", data=b"{}", headers=headers) as response:
+        assert response.status == 415
