@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from shared.errors import ConfigError
+from shared.settings.environment import SERVER_URL
 from shared.settings.sources import with_near_flags
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -46,7 +47,8 @@ class Parser(argparse.ArgumentParser):
 
 def add_server(add: Callable[..., Any]) -> None:
     """Adds ``--url`` and ``--api-key``."""
-    add("--url", type=server_url, default=DEFAULT_URL, help="(default: %(default)s)")
+    url = os.environ.get(SERVER_URL, DEFAULT_URL)
+    add("--url", type=server_url, default=url, help=f"(default: {SERVER_URL}, or {DEFAULT_URL})")
     key = os.environ.get("SHOAL_API_KEY")
     add("--api-key", metavar="KEY", default=key, help="(default: SHOAL_API_KEY)")
 

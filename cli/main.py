@@ -43,7 +43,7 @@ def usage() -> str:
             f"  {' | '.join(SERVICES)}",
             f"  {'':24} one service alone, for a mesh on several machines",
             "",
-            "`shoal COMMAND --help` says more. A setting can also stand as SHOAL_SETTING in",
+            "`shoal COMMAND --help` says more. A setting can also be set as SHOAL_SETTING in",
             "the environment, or in a YAML file that --config names.",
         ]
     )

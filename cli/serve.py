@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 
-from cli.exit_codes import FAILED, WRONG
+from cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor
 from cli.table import Screen
@@ -20,8 +20,8 @@ from shared.settings.translate import LISTS, TRUTHS, VALUE, name_of
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 after a drain, 1 if a service cannot start, 2 for a wrong
-    setting."""
+    """Returns the exit code: 0 after a drain, 1 if a service cannot start, 2 for a wrong setting,
+    130 for a second Ctrl-C."""
     try:
         config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
         locate_model(config.model)
@@ -103,13 +103,18 @@ def _listen(host: str, port: int) -> socket.socket:
 async def _serve(config: ServeConfig, directory: RunDirectory, screen: Screen) -> int:
     supervisor = Supervisor(config, directory, screen.print)
 
+    num_signals = 0
+
     def on_signal() -> None:
-        screen.print("stopping; Ctrl-C again to stop at once")
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals == 1:
+            screen.print("stopping; Ctrl-C again to stop at once")
         supervisor.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    code = 0
+    code = OK
     try:
         await supervisor.run(lambda: screen.show(supervisor.children))
     except* StartFailedError as errors:
@@ -117,4 +122,4 @@ async def _serve(config: ServeConfig, directory: RunDirectory, screen: Screen) -
         assert isinstance(error, StartFailedError)
         screen.print(f"shoal serve: {error}")
         code = WRONG if error.code == WRONG else FAILED
-    return code
+    return INTERRUPTED if code == OK and num_signals > 1 else code

@@ -94,7 +94,9 @@ class Server:
             connection.request(method, self._parts.path + path, data, self._headers)
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
-            raise NoServerError(f"--url: {self.url} does not answer: {_reason(error)}") from None
+            text = f"--url: {self.url} does not answer: {_reason(error)}"
+            hint = "start `shoal serve`, or set --url or SHOAL_URL"
+            raise NoServerError(f"{text}; {hint}") from None
         if response.status != 200:
             text = f"{response.status}: {_message(_decoded(_read(response)))}"
             lacks_key = response.status == 401 and "Authorization" not in self._headers

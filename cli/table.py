@@ -1,5 +1,6 @@
 """The terminal output of ``shoal serve``: log lines above, the services below."""
 
+import logging
 import re
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from cli.child import Child, exit_text
 from cli.exit_codes import OK
 from shared.link.tcp import url_host
 from shared.process.background_writer import BackgroundWriter
+from shared.process.log import JsonFormatter
 from shared.settings.serve import ServeConfig
 
 STDOUT = 1
@@ -42,6 +44,7 @@ class Screen:
         self._rows: dict[str, tuple[str, str]] = {}
         self._started_s = time.monotonic()
         self._has_announced = False
+        self._json = JsonFormatter("serve", config.instance)
 
     def __enter__(self) -> "Screen":
         if self._console.is_terminal:
@@ -53,8 +56,16 @@ class Screen:
         self._output.wait_written(LAST_LINES_S)
 
     def print(self, line: str) -> None:
-        if is_shown(line, self._config, self._console):
-            self._console.print(line, markup=False)
+        if not is_shown(line, self._config, self._console):
+            return
+        if self._config.log_format == "json" and not line.startswith("{"):
+            line = self._as_json(line)
+        self._console.print(line, markup=False)
+
+    def _as_json(self, text: str) -> str:
+        """A line of our own, or of a library, as one of a service's log."""
+        record = {"name": "shoal.serve", "levelname": "INFO", "msg": text}
+        return self._json.format(logging.makeLogRecord(record))
 
     def _report_dropped(self, num: int) -> None:
         self.print(f"{num} lines were dropped here: they could not be written, or not fast enough")
@@ -144,8 +155,11 @@ def facts_of(status: dict[str, Any]) -> list[tuple[str, str]]:
     weights, cache = details["weights_bytes"] / MIB, details["kv_cache_bytes"] / MIB
     num_tokens, length = details["kv_cache_tokens"], details["max_model_len"]
     at_once = min(details["max_num_seqs"], max(1, num_tokens // length))
+    form = details["dtype"]
+    if (quantization := details.get("quantization", "none")) != "none":
+        form = f"{quantization} weights, {form}"
     facts = [
-        ("model", f"{details['model']}, {details['dtype']}"),
+        ("model", f"{details['model']}, {form}"),
         ("memory", f"{weights:,.0f} MiB of weights, {cache:,.0f} MiB of KV cache"),
         ("concurrency", f"{at_once} requests of {length:,} tokens at once"),
     ]

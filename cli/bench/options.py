@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from cli.bench.arrivals import MAX_BURSTINESS, MIN_BURSTINESS
 from cli.bench.lengths import FORMS, MAX_LENGTH, Lengths
 from cli.bench.settings import DEFAULT_CONCURRENCY, DEFAULT_NUM_REQUESTS, Settings
 from cli.bench.workload import FIRST_ID
-from cli.flags import Parser, argument_type, number, result_file, server_url, whole
+from cli.flags import Parser, add_server, argument_type, number, result_file, whole
 
 TARGETS = ("ttft", "tpot", "e2e")
 MAX_COUNT = 10_000_000
@@ -21,10 +20,7 @@ MAX_RATE = 1e6
 
 def parse(arguments: list[str]) -> Settings:
     """Raises ConfigError; ``--help`` exits."""
-    settings = vars(_parser().parse_args(arguments))
-    if settings["api_key"] is None:
-        settings["api_key"] = os.environ.get("SHOAL_API_KEY")
-    return Settings(**settings)
+    return Settings(**vars(_parser().parse_args(arguments)))
 
 
 def _parser() -> Parser:
@@ -44,10 +40,9 @@ def _parser() -> Parser:
 
 
 def _add_target(add: Callable[..., Any]) -> None:
-    add("--url", type=server_url, default="http://127.0.0.1:8000", help="(default: %(default)s)")
+    add_server(add)
     add("--model", help="(default: the first the server lists)")
     add("--endpoint", choices=("completions", "chat"), default="completions")
-    add("--api-key", metavar="KEY", help="(default: SHOAL_API_KEY)")
     text = "seconds without data after which a request fails (default: %(default)g)"
     add("--timeout", type=number(0.001, MAX_S), default=600.0, metavar="S", help=text)
 

@@ -1,6 +1,7 @@
 """The facts of a machine on which the start and the speed of a mesh depend."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -19,7 +20,9 @@ from cli.serve import check_port
 from cli.server import NoServerError, RefusedError, Server
 from shared.errors import ConfigError
 from shared.link.address import admin_path, checked
+from shared.model_folder import TOKENIZER_FILE, find_file, weight_files
 from shared.model_location import locate_model, weights_bytes
+from shared.pooling import read_served_model
 from shared.process.cores import read_text
 from shared.settings.serve import ServeConfig
 from shared.version import VERSION
@@ -127,12 +130,30 @@ def _required_packages() -> Iterator[str]:
 
 
 def _model(config: ServeConfig) -> tuple[str, int]:
-    """The reason for a missing model, and the bytes of its weights."""
+    """The reason why a model cannot be loaded, and the bytes of its weights."""
     try:
         folder = locate_model(config.model).folder
+        _check_files(folder, config)
         return "", weights_bytes(folder)
     except (ConfigError, OSError) as error:
         return str(error), 0
+
+
+def _check_files(folder: Path, config: ServeConfig) -> None:
+    """Of weights only the headers are read. Raises ConfigError."""
+    read_served_model(folder, [], config.max_model_len, config.runner, config.pooler_config)
+    if folder.is_dir():
+        find_file(folder, TOKENIZER_FILE)
+    if config.load_format == "dummy" or importlib.util.find_spec("safetensors") is None:
+        return
+    from safetensors import SafetensorError, safe_open
+
+    for file in weight_files(folder):
+        try:
+            if file.suffix == ".safetensors":
+                safe_open(file, framework="numpy")
+        except SafetensorError as error:
+            raise ConfigError(f"model: {file} is not a valid safetensors file: {error}") from None
 
 
 def _shared_memory_bytes() -> int | None:

@@ -163,7 +163,8 @@ def _gpus(facts: Facts) -> Finding:
 
 def _model(facts: Facts) -> Finding:
     if facts.model_error:
-        return Finding("model", "problem", facts.model_error, "--model FOLDER")
+        fix = "" if facts.model_error.startswith("max-model-len") else "--model FOLDER"
+        return Finding("model", "problem", facts.model_error, fix)
     config, weights = facts.config, facts.weights_bytes
     frees = [each.free_bytes for each in facts.devices.gpus if _uses_gpus(facts)]
     free = max(frees, default=facts.devices.free_bytes)

@@ -13,6 +13,7 @@ from shared.settings.base import Settings
 PREFIX = "SHOAL_"
 # Set by `shoal serve` for its services, but no setting.
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
+SERVER_URL = f"{PREFIX}URL"  # of clients' commands
 # Variables of the stack files; containers get everything in .env.
 STACK_VARIABLES = {
     f"{PREFIX}{name}"
@@ -26,7 +27,7 @@ def unread_variables(known: Set[str]) -> list[str]:
     """Names in the environment with ``SHOAL_`` that no service reads."""
     names = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
     settings = {f"{PREFIX}{name}".upper() for name in known}
-    read = settings | STACK_VARIABLES | {SUPERVISOR_FD}
+    read = settings | STACK_VARIABLES | {SUPERVISOR_FD, SERVER_URL}
     return [name for name in names if name.upper() not in read and not SERVICE_LINK.match(name)]
 
 

@@ -99,7 +99,7 @@ def _first(cls: type[Settings], prog: str) -> str:
             *lines,
             "",
             f"More: --help {more},",
-            "or a part of a setting's name. Each can also stand as SHOAL_SETTING in the",
+            "or a part of a setting's name. Each can also be set as SHOAL_SETTING in the",
             "environment, or in the YAML file.",
             "Exit codes: 0 after a drain; 1: it broke or could not start; 2: a wrong setting.",
         ]

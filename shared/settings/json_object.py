@@ -32,10 +32,16 @@ def reader_of(kind: type[Object], example: str) -> Callable[[Any], Object]:
     return read
 
 
+def message_of(detail: Any) -> str:
+    """The message of one of pydantic's errors, in the words of ours."""
+    text: str = detail["msg"].removeprefix("Value error, ").partition(", unable to")[0]
+    return text.replace("Input should be", "must be")
+
+
 def _wrong_key(detail: Any, kind: type[BaseModel]) -> str:
     name = ".".join(map(str, detail["loc"]))
     if detail["type"] == "extra_forbidden":
         names = ", ".join(kind.model_fields)
         return f"{name}: no such key; known keys: {names}"
-    text: str = detail["msg"].removeprefix("Value error, ")
+    text = message_of(detail)
     return f"{name}: {text}" if name else text

@@ -15,6 +15,8 @@ from pydantic_settings import (
 )
 
 from shared.errors import ConfigError
+from shared.settings.environment import PREFIX
+from shared.settings.json_object import message_of
 from shared.settings.translate import nearest, our_settings, our_variables
 
 UNRECOGNIZED = "unrecognized arguments: "  # argparse's words
@@ -102,9 +104,11 @@ def _where(error: yaml.YAMLError) -> str:
 
 
 def one_line(detail: Any) -> str:
-    text = detail["msg"].removeprefix("Value error, ")
+    text = message_of(detail)
     name = ".".join(part for part in detail["loc"] if isinstance(part, str)).replace("_", "-")
     if SECRET_SETTINGS & set(detail["loc"]):
         return f"{name}: {text}"
+    if detail["loc"] and os.environ.get(variable := f"{PREFIX}{detail['loc'][0]}".upper()):
+        name += f" ({variable})" * (os.environ[variable] == detail["input"])
     # An error about several settings has no location; its text names them.
     return f"{name}: {detail['input']!r}: {text}" if name else text

@@ -1,5 +1,6 @@
 """The output of `shoal serve`, and the model as its first word."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ class Replica:
 
 DETAILS = {
     "model": "fish",
+    "quantization": "wint4",
     "dtype": "bfloat16",
     "weights_bytes": 3 << 20,
     "kv_cache_bytes": 5 << 20,
@@ -84,6 +86,19 @@ def test_elsewhere_each_change_is_a_line_and_what_matters_comes_at_the_end(show)
     assert "http://127.0.0.1:9/v1" in lines[-1]
 
 
+def test_each_line_of_a_json_log_is_an_object(show):
+    def log(screen: Screen) -> None:
+        screen.print('{"level": "warning"}')
+        screen.print("a library's 100 % warning")
+
+    lines = [json.loads(line) for line in show(False, ["--log-format", "json"], start)]
+    assert {each["service"] for each in lines} == {"serve"}
+    assert "worker 0.1: ready" in {each["message"] for each in lines}
+    first, second = map(json.loads, show(False, ["--log-format", "json"], log))
+    assert first == {"level": "warning"}
+    assert second["message"] == "a library's 100 % warning"
+
+
 def test_a_terminal_shows_how_far_the_start_is(show):
     lines = show(True, [], start)
     (progress,) = [line for line in lines if "packing weights 40%" in line]  # drawn once
@@ -104,6 +119,7 @@ def test_a_clean_end_is_not_red(monkeypatch, capfd, reason: str, is_red: bool):
 
 def test_what_matters_of_a_worker():
     facts = dict(facts_of({"details": DETAILS}))
+    assert facts["model"] == "fish, wint4 weights, bfloat16"
     assert facts["memory"] == "3 MiB of weights, 5 MiB of KV cache"
     assert facts["concurrency"] == "4 requests of 1,024 tokens at once"
     assert facts_of({"state": "starting"}) == []

@@ -139,7 +139,7 @@ def test_the_setting_is_json_and_wrong_keys_are_named() -> None:
     assert found == PoolerConfig(pooling_type="MEAN", matryoshka_dimensions=[8, 16])
     for wrong, message in (
         ('{"pooling": "MEAN"}', "no such key; known keys: pooling_type"),
-        ('{"pooling_type": "mean"}', "pooling_type: Input should be 'LAST', 'MEAN' or 'CLS'"),
+        ('{"pooling_type": "mean"}', "pooling_type: must be 'LAST', 'MEAN' or 'CLS'"),
         ("MEAN", 'such as {"pooling_type": "MEAN"}'),
     ):
         with pytest.raises(ConfigError) as error:

@@ -95,4 +95,4 @@ class TensorFile:
             return file.read(num), LENGTH_BYTES + num
 
     def _bad(self, reason: str) -> ConfigError:
-        return ConfigError(f"{self.path.name} is no good safetensors file: {reason}")
+        return ConfigError(f"{self.path.name} is not a valid safetensors file: {reason}")

@@ -154,7 +154,7 @@ def _tensors(file: Path) -> Iterator[StoredTensor]:
         for name in mapped.keys():  # noqa: SIM118, not a mapping
             yield StoredTensor(file, name, mapped.get_slice(name))
     except SafetensorError as error:
-        raise ConfigError(f"model: {file} is no good safetensors file: {error}") from None
+        raise ConfigError(f"model: {file} is not a valid safetensors file: {error}") from None
 
 
 class BareTrunk(Checkpoint):

@@ -1,7 +1,9 @@
-"""Settings of vLLM, SGLang and FastDeploy: our names for them, or the reasons for their absence.
+"""Settings of vLLM, SGLang, FastDeploy and llama.cpp's server: our names for them, or the reasons
+for their absence.
 
 Sources: vLLM's engine and server arguments (0.8 to 0.32), SGLang's ``server_args.py``, FastDeploy's
-``docs/parameters.md``. Names have underscores, as in a settings file.
+``docs/parameters.md``, llama.cpp's ``tools/server/README.md``. Names have underscores, as in a
+settings file.
 """
 
 from collections.abc import Mapping
@@ -11,6 +13,14 @@ from shared.settings.names_elsewhere import Known, NamesElsewhere
 from shared.settings.other_servers.values import speculation_of, value_of
 
 SAME = {
+    "alias": "served_model_name",
+    "batch_size": "max_num_batched_tokens",
+    "chat_template_file": "chat_template",
+    "ctx_size": "max_model_len",
+    "parallel": "max_num_seqs",
+    "ssl_cert_file": "ssl_certfile",
+    "ssl_key_file": "ssl_keyfile",
+    "threads": "num_threads",
     "context_length": "max_model_len",
     "cuda_graph_bs": "cudagraph_capture_sizes",
     "cuda_graph_sizes": "cudagraph_capture_sizes",
@@ -43,9 +53,27 @@ SWITCHED = {
     "disable_log_requests": ("log_requests", "false"),
     "disable_radix_cache": ("enable_prefix_caching", "false"),
     "enable_log_requests": ("log_requests", "true"),
+    "embedding": ("runner", "pooling"),
+    "embeddings": ("runner", "pooling"),
     "is_embedding": ("runner", "pooling"),
 }
 SHORT = {
+    "-a": "alias",
+    "-b": "batch_size",
+    "-c": "ctx_size",
+    "-cb": "cont_batching",
+    "-ctk": "cache_type_k",
+    "-ctv": "cache_type_v",
+    "-fa": "flash_attn",
+    "-m": "model",
+    "-md": "model_draft",
+    "-n": "n_predict",
+    "-ngl": "n_gpu_layers",
+    "-np": "parallel",
+    "-t": "threads",
+    "-tb": "threads_batch",
+    "-to": "timeout",
+    "-ub": "ubatch_size",
     "-asc": "api_server_count",
     "-cc": "compilation_config",
     "-dcp": "decode_context_parallel_size",
@@ -88,7 +116,9 @@ SWITCHES = {
     ADAPTERS: """
         enable_lora_bias enable_prompt_adapter enable_tower_connector_lora fully_sharded_loras
     """,
-    ALWAYS_CHUNKED: "disable_chunked_mm_input enable_chunked_prefill enable_mixed_chunk",
+    ALWAYS_CHUNKED: """
+        cont_batching disable_chunked_mm_input enable_chunked_prefill enable_mixed_chunk
+    """,
     ALWAYS_AHEAD: """
         async_scheduling disable_async_output_proc disable_overlap_schedule
         enable_overlap_schedule enable_single_batch_overlap enable_two_batch_overlap
@@ -127,11 +157,13 @@ SWITCHES = {
         enable_early_stop enable_log_deltas enable_log_outputs enable_memory_saver
         enable_offline_docs enable_prompt_embeds enable_server_load_tracking
         enable_sleep_mode enable_ssl_refresh log_error_stack return_tokens_as_token_ids
-        skip_tokenizer_init sleep_on_idle tokens_only use_tqdm_on_load
+        props skip_tokenizer_init sleep_on_idle tokens_only use_tqdm_on_load
     """,
     PROMPT_HEADERS: "allow_credentials",
+    "weights on a CPU are copied into the layout of its kernels": "mlock mmap",
+    "a request's chat is always rendered by the model's template": "jinja",
     STATISTICS: """
-        cudagraph_metrics disable_log_stats enable_logging_iteration_details
+        metrics slots cudagraph_metrics disable_log_stats enable_logging_iteration_details
         enable_metrics enable_metrics_for_all_schedulers enable_mfu_metrics
         enable_request_time_stats_logging enable_trace kv_cache_metrics
     """,
@@ -161,11 +193,13 @@ VALUES = {
     ONE_POOL: "kv_cache_ratio static_decode_blocks",
     CHOICE_OF_KERNELS: """
         additional_config all2all_backend attention_backend attention_config bf16_gemm_backend
-        compilation_config cuda_graph_max_bs dbo_decode_token_threshold dbo_prefill_token_threshold
+        compilation_config cuda_graph_max_bs threads_batch dbo_decode_token_threshold
+        dbo_prefill_token_threshold
         decode_attention_backend deepep_mode device_ids dist_timeout distributed_executor_backend
         distributed_timeout_seconds flashinfer_mxfp4_moe_precision fp4_gemm_backend fp8_gemm_backend
         graph_optimization_config kernel_config kv_cache_dtype_skip_layers linear_backend
-        mamba_backend max_cudagraph_capture_size max_parallel_loading_workers max_seq_len_to_capture
+        flash_attn mamba_backend max_cudagraph_capture_size max_parallel_loading_workers
+        max_seq_len_to_capture
         moba_attention_config moe_a2a_backend moe_backend moe_runner_backend optimization_level
         override_attention_dtype performance_mode plas_attention_config prefill_attention_backend
         profiler_config sampling_backend torch_compile_max_bs torchao_config ubatch_size worker_cls
@@ -232,11 +266,12 @@ VALUES = {
         bucket_time_to_first_token crash_dump_folder disable_access_log_for_endpoints
         fail_on_environ_validation fastapi_root_path file_storage_path h11_max_header_count
         h11_max_incomplete_event_size log_config_file log_level_http log_requests_level max_log_len
-        max_waiting_time preferred_sampling_params response_role root_path shutdown_timeout
+        timeout max_waiting_time preferred_sampling_params response_role root_path shutdown_timeout
         ssl_ciphers warmups watchdog_timeout weight_transfer_config weight_version
     """,
     SPECULATIVE: """
-        ngram_prompt_lookup_max ngram_prompt_lookup_min num_speculative_tokens
+        draft_max draft_min model_draft ngram_prompt_lookup_max ngram_prompt_lookup_min
+        num_speculative_tokens
         spec_decoding_acceptance_method speculative_algorithm speculative_attention_mode
         speculative_draft_attention_backend speculative_draft_model_path
         speculative_eagle_topk speculative_max_model_len speculative_model
@@ -250,6 +285,12 @@ VALUES = {
         collect_detailed_traces kv_cache_metrics_sample metrics_port otlp_endpoint
         show_hidden_metrics_for_version
     """,
+    "see kv-cache-dtype": "cache_type_k cache_type_v",
+    "a GPU computes all layers; see device and cpu-offload-gb": "gpu_layers n_gpu_layers",
+    "requests and the model's generation_config.json decide": """
+        min_p n_predict predict repeat_penalty temp top_k top_p
+    """,
+    "see reasoning-parser": "reasoning_format",
     "a request's seed decides; without one the text is random": "random_seed seed",
     "priority, then the time of arrival, decides": """
         default_priority_value retraction_policy schedule_policy scheduling_policy

@@ -162,7 +162,7 @@ def mapped_bytes(file: Path) -> int:
 def test_a_truncated_file_is_named(folder: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"model.safetensors is no good safetensors file"):
+    with pytest.raises(ConfigError, match=r"model.safetensors is not a valid safetensors file"):
         load(folder)
 
 

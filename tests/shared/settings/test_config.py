@@ -311,16 +311,16 @@ def test_a_switch_that_is_on_is_turned_off_by_its_no():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"method": "eagel"}', "method: Input should be 'mtp', 'eagle3', 'ngram'"),
+        ('{"method": "eagel"}', "method: must be 'mtp', 'eagle3', 'ngram'"),
         (
             '{"method": "eagle3"}',
             "model: method eagle3 needs the folder or name of its draft model",
         ),
         ('{"method": "eagle3", "model": "a", "draft_vocab_size": 9}', "is for method mtp; method"),
-        ('{"num_speculative_tokens": 17}', "num_speculative_tokens: Input should be less than"),
-        ('{"num_speculative_tokens": true}', "num_speculative_tokens: Input should be a valid int"),
+        ('{"num_speculative_tokens": 17}', "num_speculative_tokens: must be less than"),
+        ('{"num_speculative_tokens": true}', "num_speculative_tokens: must be a valid int"),
         ('{"prompt_lookup_min": 5, "prompt_lookup_max": 4}', "prompt_lookup_min 5 is above"),
-        ('{"draft_vocab_size": 0}', "draft_vocab_size: Input should be greater than or equal to 1"),
+        ('{"draft_vocab_size": 0}', "draft_vocab_size: must be greater than or equal to 1"),
         ('{"method": "ngram", "draft_vocab_size": 9}', "draft_vocab_… is for method mtp; method"),
         ('{"method": "none", "draft_vocab_file": "f"}', "draft_vocab_… is for method mtp; method"),
         ('{"modle": "x"}', "modle: no such key; known keys: method, num_spec"),

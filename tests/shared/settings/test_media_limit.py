@@ -26,11 +26,11 @@ def test_the_forms(value: Any, expected: int) -> None:
     ("value", "text"),
     [
         ("image=4", 'such as {"image": 4}'),
-        ({"image": -1}, "image: Input should be greater than or equal to 0"),
-        ({"image": 1025}, "image: Input should be less than or equal to 1024"),
-        ({"image": {"count": 5, "width": 9}}, "image: Input should be a valid integer"),
-        ({"video": 1025}, "video: Input should be less than or equal to 1024"),
-        ({"audio": 1}, "audio: Input should be less than or equal to 0"),
+        ({"image": -1}, "image: must be greater than or equal to 0"),
+        ({"image": 1025}, "image: must be less than or equal to 1024"),
+        ({"image": {"count": 5, "width": 9}}, "image: must be a valid integer"),
+        ({"video": 1025}, "video: must be less than or equal to 1024"),
+        ({"audio": 1}, "audio: must be less than or equal to 0"),
         ({"sound": 1}, "sound: no such key; known keys: image, video, audio"),
     ],
 )
