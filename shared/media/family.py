@@ -144,17 +144,17 @@ class Family(Protocol):
     are the names that they may give. A feature has ``num_embeddings``: one takes the place of the
     token's own, the others are added behind the first layers. In a prompt, experts of images serve
     the tokens of ``image_ids``, if there are some. A model that looks ids up again finds the one
-    of ``filler`` in place of features."""
+    of ``filler`` in place of features. The values here are those of most families."""
 
-    kinds: tuple[MediumKind, ...]
-    videos: Videos | None
+    kinds: tuple[MediumKind, ...] = ("image",)
+    videos: Videos | None = None
     placeholder: int
     limits: PixelLimits
-    options: tuple[str, ...]
-    num_embeddings: int
-    image_ids: tuple[int, ...]
-    filler: int | None
-    are_whole: bool
+    options: tuple[str, ...] = ()
+    num_embeddings: int = 1
+    image_ids: tuple[int, ...] = ()
+    filler: int | None = None
+    are_whole: bool = False
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         """Raises ValueError for an image that the model does not take."""
@@ -165,11 +165,13 @@ class Family(Protocol):
     def ids(self, size: Size) -> np.ndarray:
         """The ids [num_tokens] int32 of an image in a prompt, from the first placeholder on. Other
         ids among them are texts. Videos have placeholders alone."""
+        return np.full(self.num_tokens(size), self.placeholder, np.int32)
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         """The positions [axes, num_ids] int64 of a prompt whose ids hold ``items`` in order, with
         one axis or three (time, row, column). Behind a prompt every axis goes on from the last
         one's largest plus one."""
+        return np.arange(num_ids)[None]
 
 
 def placeholders_of(family: Family) -> dict[MediumKind, int]:

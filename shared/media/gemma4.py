@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
     SOFT_TOKENS,
+    Family,
     Fit,
     Mark,
     PixelLimits,
     Size,
-    Videos,
     check_ratio,
     read_preprocessor_file,
     squares_of,
@@ -26,7 +25,7 @@ from shared.media.family import (
 from shared.media.gemma4_videos import LabelledFrames, read_video_limits
 from shared.media.llava import added_texts, all_added
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
-from shared.wire.messages import Item, MediumKind
+from shared.wire.messages import MediumKind
 
 WHOLE = "vision"  # attention among the tokens of an image
 
@@ -68,15 +67,11 @@ class _Config(msgspec.Struct):
     video_token_id: int | None = 258_884
 
 
-class FilledRows:
+class FilledRows(Family):
     """A token for each square of ``side`` × ``side`` pixels. Other inputs than embeddings are at
     an image those of the id ``filler``. ``texts`` are of the start, a token, and the end."""
 
-    kinds: tuple[MediumKind, ...] = ("image",)
-    videos: Videos | None = None
     options: tuple[str, ...] = ("max_soft_tokens",)
-    num_embeddings = 1
-    image_ids: tuple[int, ...] = ()
     attention: ClassVar[str | None] = None  # by default
     before_crops = behind_first = between = ""  # an image has no parts
 
@@ -114,12 +109,6 @@ class FilledRows:
     def num_tokens(self, size: Size) -> int:
         rows, columns = squares_of(size, self.side)
         return rows * columns
-
-    def ids(self, size: Size) -> np.ndarray:
-        return np.full(self.num_tokens(size), self.placeholder, np.int32)
-
-    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
-        return np.arange(num_ids)[None]
 
     @classmethod
     def read(cls, folder: Path) -> Self:

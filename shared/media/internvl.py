@@ -11,16 +11,15 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
+    Family,
     Fit,
     PixelLimits,
     Size,
-    Videos,
     check_ratio,
     read_preprocessor_file,
 )
 from shared.media.llava import Placeholder, added_ids
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
-from shared.wire.messages import Item, MediumKind
 
 START, END = "<img>", "</img>"
 MAX_TILES = 64  # of a file's max_patches
@@ -89,18 +88,12 @@ class Config(Placeholder, kw_only=True):
         return ""
 
 
-class Tiles:
+class Tiles(Family):
     """``num_tokens`` for each tile of ``side`` × ``side`` pixels, between a token of the start and
     one of the end. An image has ``fewest`` tiles to ``most``, and after several a view of the
     whole. ``ids`` name a token, the start and the end."""
 
-    kinds: tuple[MediumKind, ...] = ("image",)
-    videos: Videos | None = None
     options: tuple[str, ...] = ("max_pixels",)
-    num_embeddings = 1
-    image_ids: tuple[int, ...] = ()
-    filler: int | None = None
-    are_whole = False
 
     def __init__(
         self, ids: Sequence[int], num_tokens: int, side: int, fewest: int, most: int
@@ -131,9 +124,6 @@ class Tiles:
         ids = np.full(self.num_tokens(size), self.placeholder, np.int32)
         ids[0], ids[-1] = self._start, self._end
         return ids
-
-    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
-        return np.arange(num_ids)[None]
 
     def _tokens_of(self, num_frames: int) -> int:
         return 2 + num_frames * self._num_tokens

@@ -1,20 +1,18 @@
 """Images of LFM2-VL (arXiv 2511.23404): tiles, and a view of the whole image. Pure."""
 
 import math
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import msgspec
-import numpy as np
 
 from shared.errors import ConfigError
 from shared.media.family import (
+    Family,
     Fit,
     PixelLimits,
     Size,
-    Videos,
     check_ratio,
     read_preprocessor_file,
     squares_of,
@@ -22,7 +20,6 @@ from shared.media.family import (
 from shared.media.internvl import MAX_TILES, choose_grid
 from shared.media.llava import Placeholder
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
-from shared.wire.messages import Item, MediumKind
 
 BILINEAR = 2  # Pillow's number
 START, VIEW, END = "<|image_start|>", "<|img_thumbnail|>", "<|image_end|>"
@@ -97,17 +94,11 @@ class Parts(NamedTuple):
         return [START + labels[0], *labels[1:], VIEW, END]
 
 
-class TilesAndView:
+class TilesAndView(Family):
     """A token for each square of ``side`` × ``side`` pixels. Each tile and the view is an item;
     between them are texts. An image that is scaled by ``max_pixels`` has no tiles."""
 
-    kinds: tuple[MediumKind, ...] = ("image",)
-    videos: Videos | None = None
     options: tuple[str, ...] = ("min_pixels", "max_pixels")
-    num_embeddings = 1
-    image_ids: tuple[int, ...] = ()
-    filler: int | None = None
-    are_whole = False
 
     def __init__(self, placeholder: int, given: Preprocessor) -> None:
         self.placeholder = placeholder
@@ -142,12 +133,6 @@ class TilesAndView:
     def num_tokens(self, size: Size) -> int:
         rows, columns = squares_of(size, self._side)
         return rows * columns
-
-    def ids(self, size: Size) -> np.ndarray:
-        return np.full(self.num_tokens(size), self.placeholder, np.int32)
-
-    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
-        return np.arange(num_ids)[None]
 
     def _is_large(self, width: int, height: int) -> bool:
         given, side = self._given, self._side

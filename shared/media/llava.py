@@ -1,24 +1,21 @@
 """Images of LLaVA 1.5 (arXiv 2310.03744). Pure."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 import msgspec
-import numpy as np
 
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
+    Family,
     Fit,
     PixelLimits,
     Size,
-    Videos,
     check_ratio,
     read_preprocessor_file,
 )
 from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
-from shared.wire.messages import Item, MediumKind
 
 
 class _Shortest(msgspec.Struct):
@@ -109,17 +106,9 @@ class Config(Placeholder, kw_only=True):
     vision_feature_select_strategy: str = "default"
 
 
-class CroppedSquare:
+class CroppedSquare(Family):
     """The middle of every image, ``side`` × ``side`` pixels, once its shortest side has
     ``shortest``."""
-
-    kinds: tuple[MediumKind, ...] = ("image",)
-    videos: Videos | None = None
-    options: tuple[str, ...] = ()
-    num_embeddings = 1
-    image_ids: tuple[int, ...] = ()
-    filler: int | None = None
-    are_whole = False
 
     def __init__(self, placeholder: int, num_tokens: int, side: int, shortest: int) -> None:
         self.placeholder = placeholder
@@ -139,12 +128,6 @@ class CroppedSquare:
         if size != self._size:
             raise ValueError(f"no image of the model has the size {size}")
         return self._num_tokens
-
-    def ids(self, size: Size) -> np.ndarray:
-        return np.full(self.num_tokens(size), self.placeholder, np.int32)
-
-    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
-        return np.arange(num_ids)[None]
 
     @classmethod
     def read(cls, folder: Path) -> Self:

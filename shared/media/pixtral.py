@@ -11,16 +11,15 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
+    Family,
     Fit,
     PixelLimits,
     Size,
-    Videos,
     read_preprocessor_file,
     squares_of,
 )
 from shared.media.llava import Placeholder, added_ids
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
-from shared.wire.messages import Item, MediumKind
 
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
 MERGING = "mistral3", "lighton_ocr"
@@ -81,17 +80,11 @@ class Config(Placeholder, kw_only=True):
         return f"vision_feature_select_strategy {strategy!r} is not for Pixtral; only 'full' is"
 
 
-class RowsOfPatches:
+class RowsOfPatches(Family):
     """A token for each square of ``side`` × ``side`` pixels. ``ids`` are those of a token, of
     the break behind a row, and of the end behind the last row."""
 
-    kinds: tuple[MediumKind, ...] = ("image",)
-    videos: Videos | None = None
     options: tuple[str, ...] = ("max_pixels",)
-    num_embeddings = 1
-    image_ids: tuple[int, ...] = ()
-    filler: int | None = None
-    are_whole = False
 
     def __init__(self, ids: Sequence[int], side: int, longest: int) -> None:
         self.placeholder, self._break, self._end = ids
@@ -123,9 +116,6 @@ class RowsOfPatches:
         ids[:, -1] = self._break
         ids[-1, -1] = self._end
         return ids.reshape(-1)
-
-    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
-        return np.arange(num_ids)[None]
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -12,11 +12,11 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.family import (
     BICUBIC,
+    Family,
     Fit,
     PixelLimits,
     Size,
     VideoLimits,
-    Videos,
     check_ratio,
     read_preprocessor_file,
     squares_of,
@@ -24,7 +24,7 @@ from shared.media.family import (
 from shared.media.video import PairsInTime
 from shared.media.video_file import read_limits
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
-from shared.wire.messages import Item, MediumKind
+from shared.wire.messages import Item
 
 
 class _Preprocessor(msgspec.Struct):
@@ -44,18 +44,12 @@ class _Config(msgspec.Struct):
     im_patch_id: int | None = None  # of ERNIE-4.5-VL as published
 
 
-class SquaresOfPatches:
+class SquaresOfPatches(Family):
     """A token for each square of ``merge`` × ``merge`` patches of ``patch`` × ``patch`` pixels, at
     the square's row and column."""
 
     default_limits: ClassVar = PixelLimits(56 * 56, 28 * 28 * 1280)
-    kinds: tuple[MediumKind, ...] = ("image",)
-    videos: Videos | None = None
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size")
-    num_embeddings = 1
-    image_ids: tuple[int, ...] = ()
-    filler: int | None = None
-    are_whole = False
 
     def __init__(self, placeholder: int, patch: int, merge: int, limits: PixelLimits) -> None:
         self.placeholder = placeholder
@@ -78,9 +72,6 @@ class SquaresOfPatches:
     def num_tokens(self, size: Size) -> int:
         rows, columns = self._squares(size)
         return rows * columns
-
-    def ids(self, size: Size) -> np.ndarray:
-        return np.full(self.num_tokens(size), self.placeholder, np.int32)
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         positions = np.empty((3, num_ids), np.int64)
