@@ -16,7 +16,7 @@ from services.worker.adapters.extension import WorkerAdapters
 from services.worker.attachment import Attachment
 from services.worker.engine.protocol import BuildEngine, StepOutput
 from services.worker.extension import Observer, OtherRanks, WorkerCore, WorkerExtension
-from services.worker.media.encoder_service import encoder_service
+from services.worker.media.encoder_service import EncoderService
 from services.worker.media.extension import WorkerMedia
 from services.worker.metrics import (
     SEQUENCES,
@@ -83,10 +83,10 @@ RANKS: tuple[type[OtherRanks], ...] = (
     OtherRanks,
 )
 """The first one is used."""
-ROLES: list[Callable[[WorkerConfig], Service | None]] = [
-    encoder_service,
+ENCODERS: list[Callable[[WorkerConfig], Service]] = [
+    EncoderService,
 ]
-"""Services that run in place of this one, in roles of their own."""
+"""Services of the role encoder."""
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
     WorkerMedia,
