@@ -7,8 +7,8 @@ import msgspec
 from torch import nn
 
 from kernels.route import Routing
-from services.worker.config.model_config import ModelConfig
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import ModelConfig, Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.hybrids.delta_rows import (
     DeltaSpec,
     channel_rows,

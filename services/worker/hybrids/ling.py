@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from torch import nn
 
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import Num
 from services.worker.hybrids.delta_rows import joined_rows
 from services.worker.hybrids.lightning import Lightning, LightningSpec
 from services.worker.layers.attention import Attention

@@ -5,8 +5,8 @@ from abc import abstractmethod
 from torch import nn
 
 from kernels.route import Routing
-from services.worker.config.model_config import ModelConfig
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import ModelConfig, Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.layers.experts import Router
 from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mlp import GatedMLP, Mixture
