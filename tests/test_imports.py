@@ -81,12 +81,10 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "worker": [
         {
             "__init__",
-            "cells",
             "config",
             "guides",
             "slots",
             "metrics",
-            "slot_log",
         },
         {"plan_check"},
         {"machine"},
