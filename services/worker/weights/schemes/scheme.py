@@ -145,27 +145,3 @@ def dense(values: Tensor, dtype: torch.dtype) -> Dense:
     weight = Dense(outputs, inputs, dtype)
     weight.values.copy_(values)
     return weight
-
-
-def blocks_of(scales: Tensor, shape: list[int], block: list[int]) -> Tensor:
-    """scales of blocks [⌈outputs / rows⌉, ⌈inputs / columns⌉] → [outputs, ⌈inputs / columns⌉].
-    Raises ValueError if there are more or fewer."""
-    wanted = [-(-size // each) for size, each in zip(shape, block, strict=True)]
-    if list(scales.shape) != wanted:
-        raise ValueError(f"scales {list(scales.shape)} for blocks of {block}, which are {wanted}")
-    return scales.float().repeat_interleave(block[0], 0)[: shape[0]]
-
-
-def per_output(scales: Tensor, outputs: int) -> Tensor:
-    """scales [outputs] or [outputs, 1], or one of all → [outputs, 1] float32."""
-    if scales.numel() not in (1, outputs):
-        raise ValueError(f"scales {list(scales.shape)} for {outputs} outputs")
-    return scales.float().reshape(-1, 1).expand(outputs, 1)
-
-
-def refuse_unless(config: Mapping[str, Any], key: str, known: tuple[Any, ...]) -> Any:
-    """Returns the value, by default the first ``known`` one. Raises ValueError."""
-    value = config.get(key, known[0])
-    if value not in known:
-        raise ValueError(f"{key} {value!r} is not supported; supported are {list(known)}")
-    return value
