@@ -1,10 +1,12 @@
-"""The service of each role."""
+"""The service of each role, and settings of parts that are not installed."""
 
 from typing import Any
 
 import pytest
+import torch
 
 from services.worker import __main__ as worker
+from services.worker.startup import implementations
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 
@@ -18,3 +20,10 @@ def test_an_encoder_needs_the_part_that_reads_images(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(worker, "ENCODERS", [])
     with pytest.raises(ConfigError, match="worker-role: encoder: images are not a part of this"):
         worker.service_of(config)
+
+
+def test_loads_of_experts_need_their_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementations, "PARTS", {})
+    model: Any = None
+    with pytest.raises(ConfigError, match="enable-expert-distribution-metrics: loads of experts"):
+        implementations.count_loads(model, torch.device("cpu"))
