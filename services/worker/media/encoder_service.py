@@ -162,7 +162,7 @@ class EncoderService:
         if name not in self._jobs:
             return
         assert self._loaded is not None
-        _, job = self._jobs[name]
+        job = self._jobs[name][1]
         features = self._loaded.encoder.features(job, job.items[0])
         loop = asyncio.get_running_loop()
         packed = loop.run_in_executor(None, _packed, self._loaded.form, features)

@@ -20,6 +20,7 @@ from services.worker.media.other_encoders import AHEAD, OtherEncoders
 from services.worker.step_thread import call_soon
 from shared.errors import CodecError, ConfigError
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import (
     ENCODERS_MINOR,
     PROTOCOL_MAJOR,
@@ -137,9 +138,12 @@ async def test_features_are_packed_apart_from_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, pack = [], FeatureForm.pack
-    monkeypatch.setattr(
-        FeatureForm, "pack", lambda *given: threads.append(get_ident()) or pack(*given)
-    )
+
+    def noted(form: FeatureForm, features: torch.Tensor) -> Array:
+        threads.append(get_ident())
+        return pack(form, features)
+
+    monkeypatch.setattr(FeatureForm, "pack", noted)
     async with serving(tmp_path) as service, working(tmp_path) as worker:
         service.gate.open()
         await linked(worker)
