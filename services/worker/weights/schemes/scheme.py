@@ -56,7 +56,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
-        """``dtype`` is the model's. Raises ValueError if tensors do not match."""
+        """``dtype`` is the model's. Tensors that do not match may raise any error of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,13 @@ class StoredCodes:
             raise ConfigError(
                 f"model: {self.file.parent} lacks {self.layer}.{suffix.args[0]}"
             ) from None
-        except ValueError as error:
-            raise ConfigError(f"model: {self.file}: layer {self.layer}: {error}") from None
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, IndexError, TypeError, RuntimeError) as error:
+            given = [f"{name} {each.dtype} {each.shape}" for name, each in self.tensors.items()]
+            raise ConfigError(
+                f"model: {self.file}: layer {self.layer}: {error} ({', '.join(given)})"
+            ) from error
 
 
 def whole_numbers(
