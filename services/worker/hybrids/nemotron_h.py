@@ -22,7 +22,7 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig
-from services.worker.models.mtp import MtpLayer, add_mtp_head
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 
 MLP, EXPERTS = "mlp", "moe"
@@ -182,7 +182,7 @@ class NemotronHForCausalLM(DecoderLM):
 
     def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        add_mtp_head(self, min(config.num_nextn_predict_layers, 1), self._make_mtp_layer)
+        add_mtp_head(self, min(config.num_nextn_predict_layers, 1), self._make_mtp_parts)
 
     def make_layer(self, parts: Parts, layer: int) -> NemotronLayer:
         config, kind = self.config, self.config.kinds[layer]
@@ -194,11 +194,9 @@ class NemotronHForCausalLM(DecoderLM):
             return NemotronLayer(parts, self._make_mlp(parts, config.intermediate_size))
         return NemotronLayer(parts, self._make_experts(parts))
 
-    def _make_mtp_layer(self, _: int) -> MtpLayer:
+    def _make_mtp_parts(self, parts: Parts, layer: int) -> tuple[Attention, Mixture]:
         """The first head, of two layers with one mixer each, as one of ours."""
-        config = self.config
-        attention = self._make_attention(config.num_hidden_layers)
-        return MtpLayer(self.parts, config.hidden_size, attention, self._make_experts(self.parts))
+        return self._make_attention(layer), self._make_experts(parts)
 
     def _make_attention(self, layer: int) -> Attention:
         bias = self.config.attention_bias

@@ -10,7 +10,7 @@ from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
-from services.worker.models.mtp import MtpLayer, add_mtp_head
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 
 
@@ -54,7 +54,12 @@ class ErnieMoe(DecoderLM):
 
     def __init__(self, config: ErnieConfig, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        add_mtp_head(self, config.num_nextn_predict_layers, self._make_mtp_layer)
+        add_mtp_head(
+            self,
+            config.num_nextn_predict_layers,
+            lambda parts, layer: (parts.attention(layer), parts.mlp()),
+            has_norm=False,
+        )
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
         mlp = self.make_experts(parts) if self.config.is_sparse(layer) else parts.mlp()
@@ -71,11 +76,6 @@ class ErnieMoe(DecoderLM):
     def make_shared(self, parts: Parts, size: int) -> GatedMLP | None:
         num = self.config.moe_num_shared_experts
         return parts.mlp(size=num * size) if num else None
-
-    def _make_mtp_layer(self, index: int) -> MtpLayer:
-        config, parts = self.config, self.parts
-        attention = parts.attention(config.num_hidden_layers + index)
-        return MtpLayer(parts, config.hidden_size, attention, parts.mlp(), has_norm=False)
 
 
 class Ernie4_5_MoeForCausalLM(ErnieMoe):  # noqa: N801, its name in config.json

@@ -29,9 +29,9 @@ class MiMoForCausalLM(Qwen2ForCausalLM):
 
     def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        add_mtp_head(self, config.num_nextn_predict_layers, self._make_mtp_layer, MiMoMtpHead)
-
-    def _make_mtp_layer(self, index: int) -> MtpLayer:
-        config, parts = self.config, self.parts
-        attention = parts.attention(config.num_hidden_layers + index, has_qkv_bias=True)
-        return MtpLayer(parts, config.hidden_size, attention, parts.mlp())
+        add_mtp_head(
+            self,
+            config.num_nextn_predict_layers,
+            lambda parts, layer: (parts.attention(layer, has_qkv_bias=True), parts.mlp()),
+            MiMoMtpHead,
+        )

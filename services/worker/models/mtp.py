@@ -26,7 +26,7 @@ class MtpLayer(DecoderLayer):
         attention: AnyAttention,
         mlp: GatedMLP | Mixture,
         *,
-        has_norm: bool = True,
+        has_norm: bool,
     ) -> None:
         super().__init__(parts, attention, mlp)
         self.token_layernorm = parts.norm()
@@ -66,11 +66,18 @@ class NormedMtpHead(MtpHead):
 def add_mtp_head(
     model: DecoderLM,
     num: int,
-    make_layer: Callable[[int], MtpLayer],
+    make_parts: Callable[[Parts, int], tuple[AnyAttention, GatedMLP | Mixture]],
     make_head: Callable[[Trunk, MtpLayer, LMHead], MtpHead] = NormedMtpHead,
+    *,
+    has_norm: bool = True,
 ) -> None:
-    """Gives ``model`` its ``num`` MTP layers, and the head of the first one if there is any."""
-    layers = [make_layer(index) for index in range(num)]
+    """Gives ``model`` its ``num`` MTP layers, which are numbered on and made of ``make_parts``, and
+    the head of the first one if there is any."""
+    config, parts = model.config, model.parts
+    layers = [
+        MtpLayer(parts, config.hidden_size, *make_parts(parts, number), has_norm=has_norm)
+        for number in range(config.num_hidden_layers, config.num_hidden_layers + num)
+    ]
     model.model.mtp_layers = nn.ModuleList(layers)
     if layers:
         assert model.lm_head is not None
