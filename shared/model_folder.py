@@ -146,6 +146,16 @@ def weight_files(folder: Path) -> list[Path]:
     return [find_file(folder, name) for name in sorted(set(index.weight_map.values()))]
 
 
+def facts_of_weights(folder: Path) -> list[object]:
+    """Names, sizes and times: the fingerprint has samples only. Empty without weights."""
+    try:
+        files = weight_files(folder)
+    except ConfigError:
+        return []
+    stats = [(file.name, file.stat()) for file in files]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
 def find_file(folder: Path, name: str) -> Path:
     """``folder/name``. Raises ConfigError if there is no such file."""
     path = folder / name

@@ -81,17 +81,18 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "worker": [
         {
             "__init__",
-            "cells",
             "config",
             "guides",
             "slots",
             "metrics",
-            "slot_log",
         },
         {"plan_check"},
         {"machine"},
         {"layers"},
-        {"models", "repetition", "step"},
+        {
+            *("models", "repetition", "step"),
+            *(f"{wing}.families" for wing in ("gemma4", "hybrids", "indexed", "media")),
+        },
         {
             *("backends", "expert_loads", "gemma4", "gguf", "hybrids", "indexed", "paddle"),
             *("eagle", "speculation", "weights"),

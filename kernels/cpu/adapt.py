@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from kernels.adapt.layout import Layout
 from kernels.cpu.pointers import Int, Pointer
@@ -76,11 +75,6 @@ class PackedAdapt:
     rows: AdaptedRows
     site: int
     size: int
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """None that are the model's: adapters come and go."""
-        return []
 
     def struct(self) -> AdaptStruct:
         return AdaptStruct(self.rows.address, self.site, self.size)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.adapt import Change
 from kernels.cpu.memory import huge_zeros
-from kernels.cpu.operators import LANES, MatrixStruct, PackedMatrix, packed_depth
+from kernels.cpu.operators import LANES, MatrixStruct, PackedMatrix, packed_depth, whole_tiles
 from kernels.cpu.pointers import Int, Pointer
 
 WORD = 4  # bytes: the elements of a column that a GEMM takes at a time
@@ -63,13 +63,13 @@ def bits_of(tensor: Tensor) -> np.ndarray:
 
 def adapter_bytes(rank: int, inputs: int, outputs: int, itemsize: int) -> int:
     """The bytes of a packed change of a layer, or of nothing."""
-    rank = _filled_up(rank, LANES) if inputs and outputs else 0
+    rank = whole_tiles(rank) if inputs and outputs else 0
     return _tile_bytes(rank, inputs, itemsize) + _tile_bytes(outputs, rank, itemsize)
 
 
 def _shapes_of(changes: Sequence[Change]) -> list[tuple[int, int, int]]:
     """Outputs, inputs and bytes of a number of a site's packed matrices: each A, then each B."""
-    ranks = [_filled_up(len(each.a), LANES) for each in changes]
+    ranks = [whole_tiles(len(each.a)) for each in changes]
     pairs = list(zip(changes, ranks, strict=True))
     of_a = [(rank, each.a.shape[1], each.a.itemsize) for each, rank in pairs]
     return of_a + [(len(each.b), rank, each.b.itemsize) for each, rank in pairs]
@@ -107,7 +107,7 @@ def _packed(weight: Tensor, n: int, k: int, memory: Tensor) -> PackedMatrix:
     words = rows.view(np.int32)  # [rows, k · itemsize / WORD]
     num_whole, width = len(words) // LANES, words.shape[1]
     depth = packed_depth(k, weight.itemsize) * weight.itemsize // WORD
-    tiles = memory.numpy()[: _filled_up(n, LANES) * depth * WORD].view(np.int32)
+    tiles = memory.numpy()[: whole_tiles(n) * depth * WORD].view(np.int32)
     tiles = tiles.reshape(-1, depth, LANES)
     whole, rest = words[: num_whole * LANES], words[num_whole * LANES :]
     tiles[:num_whole, :width] = whole.reshape(num_whole, LANES, width).swapaxes(1, 2)
@@ -131,8 +131,4 @@ def _pieces_struct(site: PackedSite, each: "ctypes.Array[_PieceStruct]") -> _Pie
 
 
 def _tile_bytes(n: int, k: int, itemsize: int) -> int:
-    return _filled_up(n, LANES) * packed_depth(k, itemsize) * itemsize
-
-
-def _filled_up(num: int, unit: int) -> int:
-    return -(-num // unit) * unit
+    return whole_tiles(n) * packed_depth(k, itemsize) * itemsize

@@ -60,12 +60,6 @@ class PackedDelta:
     def value_dim(self) -> int:
         return len(self.norm) // (1 if self.scan is None else len(self.rates))
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        more = () if self.scan is None else self.scan[:2]
-        found = self.conv, self.rates, self.dt_bias, self.norm, *more
-        return [each for each in found if each is not None]
-
     def struct(self) -> DeltaStruct:
         scan = self.scan if isinstance(self.scan, ScanTerms) else None
         skip, bias, (least, most) = scan or (None, None, (0.0, 0.0))

@@ -32,10 +32,6 @@ class PackedIndex:
     norm: IndexNorm
     table: Tensor
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*self.norm, self.table]
-
     def struct(self) -> IndexStruct:
         spec, (cos, sin) = self.spec, self.table
         return IndexStruct(

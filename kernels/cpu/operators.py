@@ -5,8 +5,8 @@ memory of their pointers alive.
 """
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +19,7 @@ from kernels.cpu.index import PackedIndex
 from kernels.cpu.pointers import Float, Int, Pointer, address, place
 from kernels.route import Routing
 from kernels.silu_mul import Act, Clamp, constants_of
+from kernels.sizes import cdiv
 
 LANES = 16  # columns of a tile; head, hidden and block sizes are multiples of it
 PACKED_DEPTH = 32  # tiles are zero-padded to a multiple of it
@@ -163,11 +164,6 @@ class PackedMatrix:
     table: Tensor | None = None  # [32] float32: values of 4-bit codes, see ``simd.h``
     rounds: bool = False  # activations are rounded to 8 bits, see ``rounded.h``
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        found = (self.tiles, self.bias, self.scales, self.table)
-        return [tensor for tensor in found if tensor is not None]
-
     def struct(self) -> MatrixStruct:
         is_wide = self.scales is not None and self.scales.dtype == torch.float32
         return MatrixStruct(
@@ -197,11 +193,6 @@ class PackedHeads:
     norms_tokens: bool
     eps: float
     is_causal: bool = False
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        found = (self.cos, self.sin, self.sinks, self.query_norm, self.key_norm)
-        return [tensor for tensor in found if tensor is not None]
 
     def struct(self) -> HeadsStruct:
         return HeadsStruct(
@@ -248,10 +239,6 @@ class PackedLatents:
     values: PackedMatrix
     topk: int = 0
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [self.norm, self.cos, self.sin, *self.keys.tensors, *self.values.tensors]
-
     def struct(self) -> LatentsStruct:
         return LatentsStruct(
             *(self.latent, self.queries, self.attended),
@@ -277,13 +264,6 @@ class PackedExperts:
     first: int = 0
     counts: Tensor | None = None
     factors: Tensor | None = None
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        matrices = [self.router, *self.gate_up, *self.down]
-        found = [tensor for each in matrices for tensor in each.tensors]
-        others = self.correction, self.factors, self.counts
-        return [*found, *(each for each in others if each is not None)]
 
     def struct(self) -> ExpertsStruct:
         routing = self.routing
@@ -313,10 +293,6 @@ class PackedColumns:
     weight: Tensor
     bias: Tensor | None
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [each for each in (self.weight, self.bias) if each is not None]
-
     def struct(self) -> ColumnsStruct:
         return ColumnsStruct(
             num_parts=self.num_parts,
@@ -338,11 +314,27 @@ Part = (
 )
 
 
+def whole_tiles(num: int) -> int:
+    """``num`` outputs, filled up to a multiple of ``LANES``."""
+    return cdiv(num, LANES) * LANES
+
+
 def packed_depth(k: int, itemsize: int) -> int:
     """The depth of tiles with elements of ``itemsize`` bytes."""
     if itemsize > 1 and k <= SHALLOW_DEPTH:
         return SHALLOW_DEPTH
-    return -(-k // PACKED_DEPTH) * PACKED_DEPTH
+    return cdiv(k, PACKED_DEPTH) * PACKED_DEPTH
+
+
+def tensors_in(part: object) -> Iterator[Tensor]:
+    """The tensors that an operator or a part of one reads."""
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for each in part:
+            yield from tensors_in(each)
+    elif is_dataclass(part):
+        yield from tensors_in([getattr(part, each.name) for each in fields(part)])
 
 
 def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
@@ -392,12 +384,6 @@ class Operator:
     def parts(self) -> tuple[Part | None, ...]:
         of_layers = self.heads, self.experts, self.latents, self.columns, self.delta
         return *of_layers, self.adapt, self.index
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        own = [tensor for tensor in (self.norm, self.rows, self.order) if tensor is not None]
-        found = (self.weight, *self.parts)
-        return sum([each.tensors for each in found if each is not None], own)
 
     def struct(self, parts: Sequence[ctypes.Structure | None]) -> OperatorStruct:
         """``parts`` are the structures of the operator's own; the caller must keep them alive."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.codes import Codes
 from kernels.cpu.memory import Arena
-from kernels.cpu.operators import LANES, Form, PackedMatrix, packed_depth
+from kernels.cpu.operators import LANES, Form, PackedMatrix, packed_depth, whole_tiles
 from kernels.cpu.pointers import address, array_address
 
 # Group sizes of native code; a larger group becomes several with equal scales.
@@ -89,7 +89,7 @@ class NativeLibrary:
     def _tiles(self, numbers: Tensor, order: np.ndarray, k: int) -> Tensor:
         numbers = numbers.contiguous()
         depth = packed_depth(k, numbers.dtype.itemsize)
-        num_columns = _filled_up(len(order), LANES)
+        num_columns = whole_tiles(len(order))
         per_place = -(-k // numbers.shape[1])
         tiles = self._arena.empty(num_columns * depth // per_place, numbers.dtype)
         pack = self._pack[numbers.dtype]
@@ -130,7 +130,7 @@ def why_not_packed(inputs: int, group: int) -> str | None:
 def _in_tiles(numbers: Tensor, order: np.ndarray, group: int, size: int, k: int) -> Tensor:
     """values [n, groups] for groups of ``group`` inputs → flat [tiles][groups][LANES] for groups of
     ``size``."""
-    columns = torch.zeros(_filled_up(len(order), LANES), -(-k // size), dtype=numbers.dtype)
+    columns = torch.zeros(whole_tiles(len(order)), -(-k // size), dtype=numbers.dtype)
     each = numbers.repeat_interleave(max(1, -(-min(group, k) // size)), 1)
     columns[: len(order)] = each[torch.from_numpy(order), : columns.shape[1]]
     return columns.view(-1, LANES, columns.shape[1]).transpose(1, 2).flatten()
@@ -140,10 +140,6 @@ def _wide_and_narrow(table: Tensor) -> Tensor:
     """table [16] → [32] float32: the float32 table, then the table twice in bfloat16."""
     narrow = table.to(torch.bfloat16).repeat(2).view(torch.float32)
     return torch.cat([table.float(), narrow])
-
-
-def _filled_up(num: int, unit: int) -> int:
-    return -(-num // unit) * unit
 
 
 def _in_order(tensor: Tensor | None, order: np.ndarray) -> Tensor | None:

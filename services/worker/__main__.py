@@ -1,8 +1,9 @@
 import gc
 
 from services.worker.engine.protocol import Engine
-from services.worker.service import RANKS, ROLES, WorkerService
+from services.worker.service import ENCODERS, RANKS, WorkerService
 from services.worker.weights.progress import Progress
+from shared.errors import ConfigError
 from shared.process.service import Service, main
 from shared.settings.worker import WorkerConfig
 
@@ -19,9 +20,12 @@ def build(config: WorkerConfig, progress: Progress) -> Engine:
 
 
 def service_of(config: WorkerConfig) -> Service:
-    """A worker's first rank, a rank led by another process, or the service of a role."""
-    of_role = next(filter(None, (make(config) for make in ROLES)), None)
-    return of_role or RANKS[0].follower(config, build) or WorkerService(config, build)
+    """A worker's first rank, a rank led by another process, or an encoder. Raises ConfigError."""
+    if config.worker_role != "encoder":
+        return RANKS[0].follower(config, build) or WorkerService(config, build)
+    if not ENCODERS:
+        raise ConfigError("worker-role: encoder: images are not a part of this installation")
+    return ENCODERS[0](config)
 
 
 if __name__ == "__main__":

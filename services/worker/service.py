@@ -16,7 +16,7 @@ from services.worker.adapters.extension import WorkerAdapters
 from services.worker.attachment import Attachment
 from services.worker.engine.protocol import BuildEngine, StepOutput
 from services.worker.extension import Observer, OtherRanks, WorkerCore, WorkerExtension
-from services.worker.media.encoder_service import encoder_service
+from services.worker.media.encoder_service import EncoderService
 from services.worker.media.extension import WorkerMedia
 from services.worker.metrics import (
     SEQUENCES,
@@ -83,10 +83,10 @@ RANKS: tuple[type[OtherRanks], ...] = (
     OtherRanks,
 )
 """The first one is used."""
-ROLES: list[Callable[[WorkerConfig], Service | None]] = [
-    encoder_service,
+ENCODERS: list[Callable[[WorkerConfig], Service]] = [
+    EncoderService,
 ]
-"""Services that run in place of this one, in roles of their own."""
+"""Services of the role encoder."""
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
     WorkerMedia,
@@ -231,16 +231,14 @@ class WorkerService:
         return State.READY, ""
 
     def refusal(self, hello: Hello) -> str | None:
-        if self._engine.capacity.pooled_size and hello.minor < POOLING_MINOR:
-            return f"protocol minor {hello.minor} knows of no pooling, {POOLING_MINOR} does"
-        if self._engine.capacity.groups != EVERY_LAYER and hello.minor < GROUPS_MINOR:
-            return (
-                f"protocol minor {hello.minor} knows of no groups of layers with windows,"
-                f" {GROUPS_MINOR} does"
-            )
-        if self._engine.capacity.num_states is not None and hello.minor < STATES_MINOR:
-            return f"protocol minor {hello.minor} knows of no states of layers, {STATES_MINOR} does"
-        home = self._attachment.home
+        capacity, home = self._engine.capacity, self._attachment.home
+        for is_needed, minor, what in (
+            (capacity.pooled_size > 0, POOLING_MINOR, "pooling"),
+            (capacity.groups != EVERY_LAYER, GROUPS_MINOR, "groups of layers with windows"),
+            (capacity.num_states is not None, STATES_MINOR, "states of layers"),
+        ):
+            if is_needed and hello.minor < minor:
+                return f"protocol minor {hello.minor} knows of no {what}, {minor} does"
         if hello.minor < CELLS_MINOR and home is not None:
             return f"attached to scheduler {home.hello.instance}, so not to {hello.instance}"
         return None

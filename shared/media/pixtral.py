@@ -124,10 +124,15 @@ class RowsOfPatches(Family):
         if problem := config.problem():
             raise ConfigError(f"model: {folder / CONFIG_FILE}: {problem}")
         path, given = read_preprocessor_file(folder, Preprocessor)
-        if problem := given.problem():
+        if problem := cls.problem(given):
             raise ConfigError(f"model: {path}: {problem}")
         assert given.size.longest_edge is not None
         return cls.make(folder, config, given, given.size.longest_edge)
+
+    @classmethod
+    def problem(cls, given: Preprocessor) -> str:
+        """Why images of this description are not supported, or empty."""
+        return given.problem()
 
     @classmethod
     def make(cls, folder: Path, config: Config, given: Preprocessor, longest: int) -> Self:
@@ -155,9 +160,11 @@ class UnbrokenRows(RowsOfPatches):
         return (height // side) * (width // side)
 
     @classmethod
+    def problem(cls, given: Preprocessor) -> str:
+        no_square = "" if given.side > 0 else f"patch_size {given.patch_size} is no square"
+        return super().problem(given) or no_square
+
+    @classmethod
     def make(cls, folder: Path, config: Config, given: Preprocessor, longest: int) -> Self:
-        if given.side < 1:
-            path, _ = read_preprocessor_file(folder, Preprocessor)
-            raise ConfigError(f"model: {path}: patch_size {given.patch_size} is no square")
         side_of_token = config.vision_config.patch_size * config.merge
         return cls(config.find(folder), given.side, side_of_token, longest)

@@ -4,26 +4,22 @@ from collections.abc import Set
 from dataclasses import MISSING, fields
 
 from services.worker.layers.attention import Attention
-from services.worker.layers.embedding import TokenRows
 from services.worker.layers.heads import AttentionSpec, LatentSpec
 from services.worker.layers.latent import LatentAttention
-from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
 from services.worker.models.decoder import DecoderLM
 
+ON_DEVICES = frozenset({"norm", "is_interleaved", "window", "softcap", "has_sinks", "is_causal"})
+ON_HOSTS = ON_DEVICES | {"index_topk"}
 
-def check_model(model: DecoderLM, known_options: Set[str], known_forms: Set[type]) -> None:
-    """Raises NotSupported, with the layer's name, for an attention option that is not in
-    ``known_options``, or a form of weights that is not in ``known_forms``."""
+
+def check_model(model: DecoderLM, known: Set[str]) -> None:
+    """Raises NotSupported, with the layer's name, for an attention option that is not ``known``."""
     for name, module in model.named_modules():
         if isinstance(module, Attention):
-            _check_options(name, module.heads.spec, known_options)
+            _check_options(name, module.heads.spec, known)
         if isinstance(module, LatentAttention):
-            _check_options(name, module.latents.spec, known_options)
-        if isinstance(module, Linear | TokenRows):
-            form = type(module.weight)
-            if form not in known_forms:
-                raise NotSupported(f"{name}: weights in the form {form.__name__}")
+            _check_options(name, module.latents.spec, known)
 
 
 def _check_options(name: str, spec: AttentionSpec | LatentSpec, known: Set[str]) -> None:

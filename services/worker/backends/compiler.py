@@ -14,6 +14,7 @@ from kernels.cpu.operators import (
     PackedHeads,
     PackedLatents,
     PackedMatrix,
+    tensors_in,
 )
 from kernels.cpu.packing import NativeLibrary, gate_up_order
 from kernels.cpu.program import Buffer, NativeProgram
@@ -45,9 +46,8 @@ class Compiler:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors of the programs."""
-        operators = [each for program in self._programs for each in program.operators]
-        found = {tensor.data_ptr(): tensor for each in operators for tensor in each.tensors}
-        return list(found.values())
+        operators = [program.operators for program in self._programs]
+        return list({each.data_ptr(): each for each in tensors_in(operators)}.values())
 
     def compile(self, recording: Recording, report: OnShare = lambda share: None) -> NativeProgram:
         """``report`` gets the share that is done, 0 … 1."""

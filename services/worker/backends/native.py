@@ -12,21 +12,15 @@ from kernels.cpu.operators import LANES, Kind
 from kernels.cpu.packing import NativeLibrary
 from kernels.cpu.program import GroupBlocks, NativeProgram
 from kernels.delta.states import States
-from services.worker.backends.check import check_model
+from services.worker.backends.check import ON_HOSTS, check_model
 from services.worker.backends.compiler import Compiler, OnShare
 from services.worker.backends.recorder import MakeRecorder, Recorder, Recording, record
 from services.worker.layers.context import ForwardContext, current_context
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.parallel import Parallel
-from services.worker.layers.weights import Dense, Quantized
 from services.worker.models import CausalLM, DraftLogits, parts_of
 from services.worker.models.decoder import DecoderLM
-
-# Of AttentionSpec and LatentSpec.
-OF_HEADS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "is_causal"}
-KNOWN_OPTIONS = OF_HEADS | {"index_topk"}
-KNOWN_FORMS = {Dense, Quantized}
 
 
 class NativeLM(CausalLM):
@@ -47,7 +41,7 @@ class NativeLM(CausalLM):
         super().__init__()
         if block_size % LANES:
             raise NotSupported(f"block_size {block_size} is no multiple of {LANES}")
-        check_model(model, KNOWN_OPTIONS, KNOWN_FORMS)
+        check_model(model, ON_HOSTS)
         self._has_head = model.lm_head is not None
         self._size, self._more_sizes = model.config.hidden_size, model.more_sizes
         self._joined = partial(model.parallel.join, total=model.config.vocab_size)

@@ -5,7 +5,6 @@ captured.
 """
 
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -25,7 +24,7 @@ from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
 from kernels.short_conv import previous_places, short_conv
 from kernels.silu_mul import Act
-from services.worker.backends.check import check_model
+from services.worker.backends.check import ON_DEVICES, ON_HOSTS, check_model
 from services.worker.layers.context import current_context
 from services.worker.layers.delta_rule import Columns, DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
@@ -38,24 +37,13 @@ from services.worker.layers.offloaded import Offloaded
 from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.layers.weights import Dense, Quantized, Weight
+from services.worker.layers.weights import Dense, Weight
 from services.worker.models import DraftLogits, TorchCausalLM, parts_of
 from services.worker.models.decoder import DecoderLM, MtpHead
 
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The options of attention, and the forms of weights, that operators take."""
-
-    options: Set[str]
-    forms: Set[type]
-
-
 Add = Callable[[Tensor], None]  # to a product, in place
-# In steps prepared by the host, and in steps with lengths known only to the device.
-OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "is_causal"}
-HOST = Known(OPTIONS | {"index_topk"}, {Dense, Quantized})
-DEVICE = Known(OPTIONS, {Dense, Quantized})
+# Options of steps prepared by the host, and of steps with lengths known only to the device.
+HOST, DEVICE = ON_HOSTS, ON_DEVICES
 
 
 class TorchOps(Ops[Tensor]):
@@ -339,10 +327,10 @@ class TorchLM(TorchCausalLM):
     ``check_model``."""
 
     def __init__(
-        self, model: DecoderLM, known: Known = HOST, ops: Callable[..., TorchOps] = TorchOps
+        self, model: DecoderLM, known: Set[str] = HOST, ops: Callable[..., TorchOps] = TorchOps
     ) -> None:
         super().__init__()
-        check_model(model, known.options, known.forms)
+        check_model(model, known)
         self.model, self.known = model, known
         self.offloaded = model.offloaded
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size

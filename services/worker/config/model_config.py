@@ -7,7 +7,8 @@ import msgspec
 from services.worker.config.frequencies import Rope, read_rope
 
 DEFAULT_ROPE_THETA = 10000.0
-Window = Annotated[int, msgspec.Meta(ge=1)] | None  # this number of last keys; None: all of them
+Num = Annotated[int, msgspec.Meta(ge=1)]
+Window = Num | None  # this number of last keys; None: all of them
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -18,12 +19,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
     norm_offset: ClassVar[float] = 0.0  # added to the norms of a checkpoint
 
     architectures: list[str]
-    vocab_size: int
-    hidden_size: int
+    vocab_size: Num
+    hidden_size: Num
     intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    max_position_embeddings: int
+    num_hidden_layers: Num
+    num_attention_heads: Num
+    max_position_embeddings: Num
     rms_norm_eps: float
     num_kv_heads: int | None = msgspec.field(default=None, name="num_key_value_heads")
     head_size: int | None = msgspec.field(default=None, name="head_dim")

@@ -1,13 +1,7 @@
 """The keys of config.json for experts, under each family's own names."""
 
-from typing import Annotated
-
-import msgspec
-
 from kernels.route import Routing
 from services.worker.config.model_config import ModelConfig
-
-Num = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class SparseConfig(ModelConfig, frozen=True):

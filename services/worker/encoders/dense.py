@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -31,7 +32,7 @@ def read_dense(folder: Path, hidden_size: int, *, is_dummy: bool) -> nn.Module |
     """The modules Dense of the folder in float32, or None. Raises ConfigError."""
     if not (folder / MODULES_FILE).is_file():
         return None
-    modules = msgspec.json.decode((folder / MODULES_FILE).read_bytes(), type=list[_Module])
+    modules = decode_json(folder / MODULES_FILE, list[_Module])
     paths = [folder / each.path for each in modules if each.kind.endswith(".Dense")]
     layers: list[nn.Module] = []
     size = hidden_size
@@ -54,13 +55,14 @@ def _linear(path: Path, config: _Dense, *, is_dummy: bool) -> nn.Linear:
         linear = nn.Linear(config.in_features, config.out_features, config.bias)
     if is_dummy:
         return linear
-    tensors = load_file(find_file(path, SINGLE_FILE))
+    file = find_file(path, SINGLE_FILE)
     try:
+        tensors = load_file(file)
         linear.load_state_dict(
             {name.removeprefix(PREFIX): each.float() for name, each in tensors.items()}
         )
-    except RuntimeError as error:
-        raise ConfigError(f"model: {path / SINGLE_FILE}: {error}") from None
+    except (RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"model: {file}: {error}") from None
     return linear
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kernels.route import Routing
 from services.worker.config.frequencies import Rope, read_rope
-from services.worker.config.model_config import Window
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import Num, Window
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.models.gemma import ACT, Positive
 from services.worker.models.qwen import WindowsConfig
 

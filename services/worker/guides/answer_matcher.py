@@ -1,6 +1,7 @@
 """Matches an answer against its grammar."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
@@ -17,7 +18,7 @@ class AnswerMatcher:
         self.ids: list[int] = []
         self.error: str | None = None
         self.is_too_complex = False
-        self._compiled = compiled
+        self._compiled, self._vocab_size = compiled, vocab_size
         is_id = np.arange(-(-vocab_size // 32) * 32) < vocab_size
         self._ids_mask = np.packbits(is_id, bitorder="little").view(np.int32)
         self._matcher: LLMatcher | None = None
@@ -41,7 +42,8 @@ class AnswerMatcher:
         return mask if num_valid == len(drafts) else None
 
     def forced(self) -> list[int]:
-        """The ids after ``ids`` determined by the grammar, as a tokenizer would split them."""
+        """The ids after ``ids`` determined by the grammar, as a tokenizer would split them, up to
+        one that the model lacks."""
         try:
             matcher = self._follow()
         except NotCompiled:
@@ -51,7 +53,7 @@ class AnswerMatcher:
         found = matcher.compute_ff_tokens()
         if matcher.is_error():
             self._matcher = None
-        return found
+        return [*takewhile(lambda each: each < self._vocab_size, found)]
 
     def _follow(self) -> LLMatcher | None:
         """The matcher after ``ids``, or None after an error. Raises NotCompiled."""

@@ -7,8 +7,8 @@ import msgspec
 from torch import nn
 
 from kernels.route import Routing
-from services.worker.config.model_config import ModelConfig
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import ModelConfig, Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.hybrids.delta_rows import (
     DeltaSpec,
     channel_rows,
@@ -23,7 +23,7 @@ from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, as_shard
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 from services.worker.models.qwen_moe import opened_mixture
 
@@ -145,8 +145,7 @@ class HybridLM(DecoderLM):
 
     def __init__(self, config: HybridConfig, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        add_mtp_head(self, layers)
+        add_mtp_head(self, config.num_nextn_predict_layers, self._make_mtp_parts)
 
     def make_layer(self, parts: Parts, layer: int) -> HybridLayer:
         mixer: GatedDelta | Attention
@@ -170,11 +169,8 @@ class HybridLM(DecoderLM):
             layer, norm="heads", has_gate=True, has_qkv_bias=bias, has_out_bias=bias
         )
 
-    def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
-        config, parts = self.config, self.parts
-        layer = config.num_hidden_layers + index
-        attention, mlp = self._make_attention(layer), self.make_mlp(parts, layer)
-        return NormedMtpLayer(parts, config.hidden_size, attention, mlp)
+    def _make_mtp_parts(self, parts: Parts, layer: int) -> tuple[Attention, GatedMLP | Mixture]:
+        return self._make_attention(layer), self.make_mlp(parts, layer)
 
 
 class SparseHybridLM(HybridLM):

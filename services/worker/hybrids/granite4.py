@@ -10,8 +10,8 @@ from torch import nn
 
 from kernels.route import Routing
 from services.worker.config.frequencies import Rope
-from services.worker.config.model_config import ModelConfig
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import ModelConfig, Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.hybrids.delta_rows import DeltaSpec
 from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, NoRope, kind_problems
 from services.worker.hybrids.mamba import Mamba, MambaOptions, step_limits

@@ -7,7 +7,7 @@ import msgspec
 from torch import nn
 
 from services.worker.config.frequencies import Rope
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import Num
 from services.worker.hybrids.channel_delta import ChannelDelta
 from services.worker.hybrids.delta_rows import DeltaSpec
 from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, NoRope, kind_problems
@@ -57,7 +57,7 @@ class KimiLayer(nn.Module):
 
 class KimiLinearForCausalLM(DecoderLM):
     class Config(LatentConfig, frozen=True, kw_only=True):
-        max_position_embeddings: int = msgspec.field(default=1 << 20, name="model_max_length")
+        max_position_embeddings: Num = msgspec.field(default=1 << 20, name="model_max_length")
         q_lora_rank: int | None = None
         rope_interleave: bool = False
         n_routed_experts: Num = msgspec.field(name="num_experts")

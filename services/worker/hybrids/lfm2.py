@@ -8,8 +8,8 @@ import msgspec
 from torch import nn
 
 from kernels.route import Routing
-from services.worker.config.model_config import ModelConfig
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import ModelConfig, Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.hybrids.short_conv import ShortConv
 from services.worker.layers.attention import Attention
 from services.worker.layers.gated import GatedNames

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import msgspec
 from torch import nn
 
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import Num
 from services.worker.hybrids.delta_rows import joined_rows
 from services.worker.hybrids.lightning import Lightning, LightningSpec
 from services.worker.layers.attention import Attention
@@ -21,7 +21,7 @@ from services.worker.layers.rope import RotaryEmbedding
 from services.worker.models.decoder import AnyAttention, DecoderLM
 from services.worker.models.deepseek import LatentConfig
 from services.worker.models.grouped_experts import make_mlp
-from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 
 # The published models have these values.
@@ -124,8 +124,7 @@ class LightningLM(DecoderLM):
 
     def __init__(self, config: LightningConfig, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        add_mtp_head(self, layers)
+        add_mtp_head(self, config.num_nextn_predict_layers, self._make_mtp_parts)
 
     def make_layer(self, parts: Parts, layer: int) -> LingLayer:
         config = self.config
@@ -154,11 +153,8 @@ class LightningLM(DecoderLM):
             self.parallel,
         )
 
-    def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
-        config, parts = self.config, self.parts
-        layer = config.num_hidden_layers + index
-        attention, mlp = self.make_attention(parts, layer), make_mlp(parts, config, layer)
-        return NormedMtpLayer(parts, config.hidden_size, attention, mlp)
+    def _make_mtp_parts(self, parts: Parts, layer: int) -> tuple[AnyAttention, GatedMLP | Mixture]:
+        return self.make_attention(parts, layer), make_mlp(parts, self.config, layer)
 
 
 class BailingMoeV2_5ForCausalLM(LightningLM):  # noqa: N801, its name in config.json

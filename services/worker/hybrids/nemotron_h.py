@@ -8,8 +8,7 @@ import msgspec
 from torch import nn
 
 from services.worker.config.frequencies import Rope
-from services.worker.config.model_config import ModelConfig
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import ModelConfig, Num
 from services.worker.hybrids.delta_rows import DeltaSpec
 from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, NoRope, kind_problems
 from services.worker.hybrids.mamba import Mamba, MambaOptions, step_limits
@@ -23,7 +22,7 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig
-from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 
 MLP, EXPERTS = "mlp", "moe"
@@ -183,8 +182,7 @@ class NemotronHForCausalLM(DecoderLM):
 
     def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        has_head = config.num_nextn_predict_layers > 0
-        add_mtp_head(self, [self._make_mtp_layer()] if has_head else [])
+        add_mtp_head(self, min(config.num_nextn_predict_layers, 1), self._make_mtp_parts)
 
     def make_layer(self, parts: Parts, layer: int) -> NemotronLayer:
         config, kind = self.config, self.config.kinds[layer]
@@ -196,13 +194,9 @@ class NemotronHForCausalLM(DecoderLM):
             return NemotronLayer(parts, self._make_mlp(parts, config.intermediate_size))
         return NemotronLayer(parts, self._make_experts(parts))
 
-    def _make_mtp_layer(self) -> NormedMtpLayer:
+    def _make_mtp_parts(self, parts: Parts, layer: int) -> tuple[Attention, Mixture]:
         """The first head, of two layers with one mixer each, as one of ours."""
-        config = self.config
-        attention = self._make_attention(config.num_hidden_layers)
-        return NormedMtpLayer(
-            self.parts, config.hidden_size, attention, self._make_experts(self.parts)
-        )
+        return self._make_attention(layer), self._make_experts(parts)
 
     def _make_attention(self, layer: int) -> Attention:
         bias = self.config.attention_bias

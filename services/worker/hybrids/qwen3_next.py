@@ -2,7 +2,7 @@
 the texts of models that read images too."""
 
 from kernels.route import Routing
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import Num
 from services.worker.hybrids.delta_hybrid import (
     HybridConfig,
     HybridLM,

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 
 from kernels.index import IndexSpec
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import Num
 from services.worker.indexed.attention import IndexedAttention
 from services.worker.indexed.indexer import Indexer
 from services.worker.layers.heads import LatentSpec

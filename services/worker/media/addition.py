@@ -118,7 +118,8 @@ class Media:
         scales = model.embedding_scale != 1.0
         self.operators = Operators(device=partial(MediaOps, self._tokens, scales))
         num_axes = len(family.positions([], 0))
-        self._rotations = Rotations(rotary, axes_of(config, num_axes), num_rows)
+        num_positions = num_rows + num_slots  # an MTP head has a cached id of each computed again
+        self._rotations = Rotations(rotary, axes_of(config, num_axes), num_positions)
         take_embeddings(model, family.num_embeddings, marks=bool(family.image_ids))
 
     @property

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from torch import Tensor
+
 from services.worker.machine.hardware import choose_device, choose_dtype, compute_exactly
 from services.worker.media.encoder import Encoder, Job
 from services.worker.media.form import FeatureForm
@@ -25,7 +27,6 @@ from shared.model_folder import read_model_info
 from shared.model_location import locate_model
 from shared.pooling import read_pooling
 from shared.process.cores import bind_to_node
-from shared.process.service import Service
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import Encode, Features, Heartbeat, Hello, Item, Message, State
@@ -33,11 +34,6 @@ from shared.wire.messages import Encode, Features, Heartbeat, Hello, Item, Messa
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-
-
-def encoder_service(config: WorkerConfig) -> Service | None:
-    """None for other roles. Raises ConfigError."""
-    return EncoderService(config) if config.worker_role == "encoder" else None
 
 
 class Loaded(NamedTuple):
@@ -162,14 +158,22 @@ class EncoderService:
             raise CodecError(f"more than {AHEAD} items at once")
 
     def _send(self, name: str, *_: int) -> None:
-        """Its worker may be lost meanwhile."""
+        """Packs the features on another thread: some have megabytes."""
         if name not in self._jobs:
             return
-        peer, job = self._jobs[name]
         assert self._loaded is not None
-        (item,) = job.items
-        content = self._loaded.form.pack(self._loaded.encoder.features(job, item))
-        peer.send(Features(item.digest, zlib.crc32(content.data)), content)
+        job = self._jobs[name][1]
+        features = self._loaded.encoder.features(job, job.items[0])
+        loop = asyncio.get_running_loop()
+        packed = loop.run_in_executor(None, _packed, self._loaded.form, features)
+        packed.add_done_callback(partial(self._answer, name))
+
+    def _answer(self, name: str, packed: "asyncio.Future[tuple[int, Array]]") -> None:
+        """Its worker may be lost meanwhile."""
+        if packed.cancelled() or name not in self._jobs:
+            return
+        (peer, job), (checksum, content) = self._jobs[name], packed.result()
+        peer.send(Features(job.items[0].digest, checksum), content)
         self._num_encoded += 1
         self._last_progress_s = time.monotonic()
         self._end(name)
@@ -180,6 +184,12 @@ class EncoderService:
         self._loaded.encoder.drop(job)
         if self._is_draining and not self._jobs:
             self._idle.set()
+
+
+def _packed(form: FeatureForm, features: Tensor) -> tuple[int, Array]:
+    """With their checksum."""
+    content = form.pack(features)
+    return zlib.crc32(content.data), content
 
 
 def _problem_of(config: WorkerConfig) -> str:

@@ -6,7 +6,7 @@ from typing import Self
 
 from msgspec import structs
 
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import Num
 from services.worker.layers.experts import Experts
 from services.worker.layers.mlp import Mixture
 from services.worker.media.qwen_vl import SECTION, AxesConfig

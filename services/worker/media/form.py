@@ -1,16 +1,17 @@
 """Features on their way from one worker to another."""
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.block_layout import digest_of, facts_of_weights
 from shared.media.family import Family, placeholders_of
-from shared.model_folder import read_model_info
+from shared.model_folder import facts_of_weights, read_model_info
 from shared.wire.codec import Array
 from shared.wire.messages import Item
 
@@ -50,13 +51,12 @@ def layout_of(
     """A digest of all facts besides pixels that decide about the bits of features."""
     is_on_gpu = device.type == "cuda"
     on_cpu = torch.backends.cpu.get_cpu_capability()
-    return digest_of(
-        {
-            "model": read_model_info(folder, [], None).fingerprint,
-            "weights": facts_of_weights(folder),
-            "dtype": str(dtype),
-            "software": [str(torch.__version__), version("transformers")],
-            "machine": torch.cuda.get_device_name(device) if is_on_gpu else on_cpu,
-            **settings,
-        }
-    )
+    facts = {
+        "model": read_model_info(folder, [], None).fingerprint,
+        "weights": facts_of_weights(folder),
+        "dtype": str(dtype),
+        "software": [str(torch.__version__), version("transformers")],
+        "machine": torch.cuda.get_device_name(device) if is_on_gpu else on_cpu,
+        **settings,
+    }
+    return blake2b(msgspec.json.encode(facts, order="sorted"), digest_size=16).hexdigest()

@@ -1,6 +1,5 @@
 """From pixels to the numbers that a tower of transformers takes, family by family."""
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -9,78 +8,12 @@ from typing import Any, ClassVar, Literal, Self
 import msgspec
 import numpy as np
 
+from services.worker.media.preprocessor import Preprocessor, by_pixel, channels, squares
 from shared.errors import ConfigError
 from shared.media import gemma3, internvl, llava, pixtral
 from shared.media.families import family_name
 from shared.media.family import read_preprocessor_file
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
-
-
-class Preprocessor(msgspec.Struct):
-    """The description of images; the defaults are those of the class it names. The names of a
-    tower's tensors have one of ``names`` in them. Sizes must be those that its config has by other
-    names."""
-
-    names: ClassVar[tuple[str, ...]]
-    num_masks: ClassVar[int] = 0  # of every patch for every patch, in attention
-    sizes: ClassVar[dict[str, str]] = {
-        "patch_size": "patch_size",
-        "merge_size": "spatial_merge_size",
-    }
-
-    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
-    rescale_factor: float = 1 / 255
-    do_rescale: bool = True
-    do_normalize: bool = True
-    patch_size: int = 14
-    merge_size: int = 2
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Raises ConfigError."""
-        return read_preprocessor_file(folder, cls)[1]
-
-    @property
-    def patch_numbers(self) -> int:
-        return 3 * self.patch_size**2
-
-    @property
-    def values(self) -> np.ndarray:
-        """[3, 256] float32: what each byte of a channel becomes, by the operations of transformers'
-        PIL backend."""
-        scaled = (np.arange(256, dtype=np.float64) * self.rescale_factor).astype(np.float32)
-        given = (self.image_mean, self.image_std) if self.do_normalize else ([0.0] * 3, [1.0] * 3)
-        mean, std = (np.array(each, np.float32)[:, None] for each in given)
-        values: np.ndarray = (scaled - mean) / std
-        return values
-
-    @abstractmethod
-    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        """pixels [frames, height, width, 3] uint8 → what ``get_image_features`` takes, by name; or
-        what ``get_video_features`` takes, with a ``video_grid_thw``."""
-
-    def widths(self, vision: Any) -> tuple[int, int]:
-        """The hidden and the inner size of a patch in a tower with the config ``vision``."""
-        return vision.hidden_size, vision.intermediate_size
-
-    def problems(self, vision: Mapping[str, object]) -> list[str]:
-        """Why the file is not supported, with a tower of the config ``vision``."""
-        problems, default = [], type(self)()
-        for name in ("do_rescale", "do_normalize"):
-            if (value := getattr(self, name)) != (wanted := getattr(default, name)):
-                problems.append(f"{name} is {value}; only {wanted} is supported")
-        in_file = dict(zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True))
-        for name, in_vision in self.sizes.items():
-            value, wanted = getattr(self, name), vision.get(in_vision, getattr(default, name))
-            if value != wanted:
-                problems.append(f"{in_file[name]} is {value}; the tower takes {wanted}")
-        return problems
-
-
-def channels(pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[frames, height, width, 3] uint8 → [frames, 3, height, width] float32"""
-    return np.stack([values[each][pixels[..., each]] for each in range(3)], 1)
 
 
 class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
@@ -131,11 +64,10 @@ class Pixtral(Preprocessor):
     patch_size: int = msgspec.field(default=16, name="vision_config.patch_size")
     merge_size: int = msgspec.field(default=1, name="spatial_merge_size")
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        config, found = decode_json(folder / CONFIG_FILE, pixtral.Config), super().read(folder)
+    def with_sizes(self, folder: Path) -> Self:
+        config = decode_json(folder / CONFIG_FILE, pixtral.Config)
         patch = config.vision_config.patch_size
-        return msgspec.structs.replace(found, patch_size=patch, merge_size=config.merge)
+        return msgspec.structs.replace(self, patch_size=patch, merge_size=config.merge)
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         """A single square comes twice: transformers fails at one alone."""
@@ -156,11 +88,9 @@ class PaddleOCRVL(Preprocessor):
     temporal_patch_size: Literal[1] = 1  # the tower's config may have another one, without effect
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        patch = self.patch_size
-        rows, columns = (side // patch for side in pixels.shape[1:3])
-        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
-        patches = split.transpose(1, 3, 0, 2, 4).reshape(-1, 3, patch, patch)
-        return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])}
+        found = squares(pixels, values, self.patch_size)
+        grid = np.array([[1, *found.shape[:2]]])
+        return {"pixel_values": found.reshape(-1, *found.shape[2:]), "image_grid_thw": grid}
 
 
 class Frames(Preprocessor):
@@ -175,17 +105,15 @@ class Frames(Preprocessor):
 
 
 class Clip(Frames):
-    @classmethod
-    def read(cls, folder: Path) -> Self:
+    def with_sizes(self, folder: Path) -> Self:
         vision = decode_json(folder / CONFIG_FILE, llava.Config).vision_config
-        return msgspec.structs.replace(super().read(folder), patch_size=vision.patch_size)
+        return msgspec.structs.replace(self, patch_size=vision.patch_size)
 
 
 class InternVL(Frames):
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        config, found = decode_json(folder / CONFIG_FILE, internvl.Config), super().read(folder)
-        return msgspec.structs.replace(found, patch_size=config.patch, merge_size=config.merge)
+    def with_sizes(self, folder: Path) -> Self:
+        config = decode_json(folder / CONFIG_FILE, internvl.Config)
+        return msgspec.structs.replace(self, patch_size=config.patch, merge_size=config.merge)
 
 
 class Lfm2Vl(Preprocessor):
@@ -200,14 +128,12 @@ class Lfm2Vl(Preprocessor):
     merge_size: int = msgspec.field(default=2, name="downsample_factor")
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        patch = self.patch_size
-        rows, columns = (side // patch for side in pixels.shape[1:3])
-        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
-        patches = split.transpose(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
+        found = squares(pixels, values, self.patch_size)
+        patches = by_pixel(found)
         return {
             "pixel_values": patches,
             "pixel_attention_mask": np.ones(patches.shape[:2], np.int32),
-            "spatial_shapes": np.array([[rows, columns]]),
+            "spatial_shapes": np.array([found.shape[:2]]),
         }
 
 
@@ -215,11 +141,10 @@ class Gemma3(Frames):
     image_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     image_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
 
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        config, found = decode_json(folder / CONFIG_FILE, gemma3.Config), super().read(folder)
+    def with_sizes(self, folder: Path) -> Self:
+        config = decode_json(folder / CONFIG_FILE, gemma3.Config)
         patch = config.vision_config.patch_size
-        return msgspec.structs.replace(found, patch_size=patch, merge_size=config.merge)
+        return msgspec.structs.replace(self, patch_size=patch, merge_size=config.merge)
 
 
 class Gemma4(Preprocessor):
@@ -242,12 +167,9 @@ class Gemma4(Preprocessor):
         return self.patch_size
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        side = self.side
-        rows, columns = (each // side for each in pixels.shape[1:3])
-        split = channels(pixels, values).reshape(3, rows, side, columns, side)
-        patches = split.transpose(1, 3, 2, 4, 0).reshape(1, rows * columns, -1)
-        places = np.indices((rows, columns)).reshape(2, -1)[::-1].T[None]
-        return {"pixel_values": patches, "image_position_ids": np.ascontiguousarray(places)}
+        found = squares(pixels, values, self.side)
+        places = np.indices(found.shape[:2]).reshape(2, -1)[::-1].T[None]
+        return {"pixel_values": by_pixel(found), "image_position_ids": np.ascontiguousarray(places)}
 
 
 class Gemma4Unified(Gemma4):
@@ -297,8 +219,8 @@ class _Config(msgspec.Struct):
 def read_preprocessor(folder: Path) -> Preprocessor:
     """Raises ConfigError."""
     kind = PREPROCESSORS[family_name(folder)]
-    path, _ = read_preprocessor_file(folder, kind)
-    found = kind.read(folder)
+    path, given = read_preprocessor_file(folder, kind)
+    found = given.with_sizes(folder)
     vision = decode_json(find_file(folder, CONFIG_FILE), _Config).vision_config
     for problem in found.problems(vision):
         raise ConfigError(f"model: {path}: {problem}")

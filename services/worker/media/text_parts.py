@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from services.worker.config.model_config import Window
+from services.worker.config.model_config import Num, Window
 from services.worker.media.qwen_vl import AxesConfig
 from services.worker.models.decoder import DecoderLayer
 from services.worker.models.ernie4_5 import Ernie4_5ForCausalLM
@@ -19,10 +19,10 @@ from services.worker.models.qwen import Qwen3ForCausalLM
 class LlavaForConditionalGeneration(MistralForCausalLM):
     class Config(MistralForCausalLM.Config, frozen=True, kw_only=True):
         model_type: Literal["llama", "mistral"] = "llama"
-        hidden_size: int = 4096  # as files of 7B leave these out
+        hidden_size: Num = 4096  # as files of 7B leave these out
         intermediate_size: int = 11008
-        num_hidden_layers: int = 32
-        num_attention_heads: int = 32
+        num_hidden_layers: Num = 32
+        num_attention_heads: Num = 32
 
 
 Mistral3ForConditionalGeneration = LlavaForConditionalGeneration
@@ -30,13 +30,13 @@ Mistral3ForConditionalGeneration = LlavaForConditionalGeneration
 
 class Gemma3ForConditionalGeneration(Gemma3ForCausalLM):
     class Config(Gemma3ForCausalLM.Config, frozen=True, kw_only=True):
-        vocab_size: int = 262_208  # as files leave out what transformers' defaults have
-        hidden_size: int = 2304
+        vocab_size: Num = 262_208  # as files leave out what transformers' defaults have
+        hidden_size: Num = 2304
         intermediate_size: int = 9216
-        num_hidden_layers: int = 26
-        num_attention_heads: int = 8
+        num_hidden_layers: Num = 26
+        num_attention_heads: Num = 8
         num_kv_heads: int | None = msgspec.field(default=4, name="num_key_value_heads")
-        max_position_embeddings: int = 131_072
+        max_position_embeddings: Num = 131_072
         rms_norm_eps: float = 1e-6
         sliding_window: Window = 4096
 

@@ -10,7 +10,7 @@ from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig, make_mlp
-from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 
 
@@ -94,12 +94,7 @@ class DeepseekV3ForCausalLM(LatentLM):
 
     def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        add_mtp_head(self, layers)
-
-    def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
-        attention, mlp = self.make_parts(self.parts, self.config.num_hidden_layers + index)
-        return NormedMtpLayer(self.parts, self.config.hidden_size, attention, mlp)
+        add_mtp_head(self, config.num_nextn_predict_layers, self.make_parts)
 
 
 KimiK25ForConditionalGeneration = DeepseekV3ForCausalLM  # for texts

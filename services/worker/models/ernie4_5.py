@@ -2,17 +2,15 @@
 
 from abc import abstractmethod
 
-from torch import nn
-
 from kernels.route import Routing
-from services.worker.config.model_config import ModelConfig
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import ModelConfig, Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.layers.experts import Router
 from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
-from services.worker.models.mtp import MtpLayer, NormedMtpHead
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 
 
@@ -56,11 +54,12 @@ class ErnieMoe(DecoderLM):
 
     def __init__(self, config: ErnieConfig, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        self.model.mtp_layers = nn.ModuleList(layers)
-        if layers:
-            assert self.lm_head is not None
-            self.mtp_head = NormedMtpHead(self.model, layers[0], self.model.norm, self.lm_head)
+        add_mtp_head(
+            self,
+            config.num_nextn_predict_layers,
+            lambda parts, layer: (parts.attention(layer), parts.mlp()),
+            has_norm=False,
+        )
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
         mlp = self.make_experts(parts) if self.config.is_sparse(layer) else parts.mlp()
@@ -77,12 +76,6 @@ class ErnieMoe(DecoderLM):
     def make_shared(self, parts: Parts, size: int) -> GatedMLP | None:
         num = self.config.moe_num_shared_experts
         return parts.mlp(size=num * size) if num else None
-
-    def _make_mtp_layer(self, index: int) -> MtpLayer:
-        """The layer has no norm for its output: the trunk's last norm serves both."""
-        config, parts = self.config, self.parts
-        attention = parts.attention(config.num_hidden_layers + index)
-        return MtpLayer(parts, config.hidden_size, attention, parts.mlp())
 
 
 class Ernie4_5_MoeForCausalLM(ErnieMoe):  # noqa: N801, its name in config.json

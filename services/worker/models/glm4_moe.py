@@ -3,10 +3,11 @@
 from typing import ClassVar, Literal
 
 from services.worker.layers.attention import Attention
+from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig, make_mlp
-from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
+from services.worker.models.mtp import add_mtp_head
 from services.worker.models.parts import Parts
 
 
@@ -23,19 +24,12 @@ class Glm4MoeForCausalLM(DecoderLM):
 
     def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
-        layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        add_mtp_head(self, layers)
+        add_mtp_head(self, config.num_nextn_predict_layers, self._make_parts)
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
-        mlp = make_mlp(parts, self.config, layer)
-        return DecoderLayer(parts, self._make_attention(parts, layer), mlp)
+        return DecoderLayer(parts, *self._make_parts(parts, layer))
 
-    def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
-        config, parts = self.config, self.parts
-        layer = config.num_hidden_layers + index
-        attention, mlp = self._make_attention(parts, layer), make_mlp(parts, config, layer)
-        return NormedMtpLayer(parts, config.hidden_size, attention, mlp)
-
-    def _make_attention(self, parts: Parts, layer: int) -> Attention:
+    def _make_parts(self, parts: Parts, layer: int) -> tuple[Attention, GatedMLP | Mixture]:
         norm: Literal["heads", "none"] = "heads" if self.config.use_qk_norm else "none"
-        return parts.attention(layer, norm=norm, has_qkv_bias=self.config.attention_bias)
+        attention = parts.attention(layer, norm=norm, has_qkv_bias=self.config.attention_bias)
+        return attention, make_mlp(parts, self.config, layer)

@@ -7,8 +7,8 @@ import msgspec
 
 from kernels.experts import Clamp
 from kernels.route import Routing
-from services.worker.config.model_config import Window
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import Num, Window
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.layers.experts import Router
 from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mlp import Mixture

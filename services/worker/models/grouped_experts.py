@@ -4,7 +4,8 @@ themselves, a correction for the choice, groups."""
 from typing import ClassVar
 
 from kernels.route import Routing
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.layers.mlp import GatedMLP, Mixture
 from services.worker.models.parts import Parts
 

@@ -3,8 +3,8 @@
 from torch import nn
 
 from kernels.route import Routing
-from services.worker.config.model_config import Window
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import Num, Window
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.gated import GatedNames
 from services.worker.layers.mlp import Mixture

@@ -3,12 +3,13 @@
 Of several MTP layers only the first is used, repeatedly for drafts further ahead.
 """
 
+from collections.abc import Callable
+
 from torch import nn
 
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import Columns, Linear
 from services.worker.layers.mlp import GatedMLP, Mixture
-from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import AnyAttention, DecoderLayer, DecoderLM, MtpHead, Trunk
 from services.worker.models.parts import Parts
@@ -16,10 +17,16 @@ from services.worker.models.parts import Parts
 
 class MtpLayer(DecoderLayer):
     """A decoder layer on the GEMM of a concatenated hidden state and embedding: the sum of one
-    GEMM for each."""
+    GEMM for each. Without ``has_norm`` the trunk's last norm is the output's too."""
 
     def __init__(
-        self, parts: Parts, hidden_size: int, attention: AnyAttention, mlp: GatedMLP | Mixture
+        self,
+        parts: Parts,
+        hidden_size: int,
+        attention: AnyAttention,
+        mlp: GatedMLP | Mixture,
+        *,
+        has_norm: bool,
     ) -> None:
         super().__init__(parts, attention, mlp)
         self.token_layernorm = parts.norm()
@@ -29,6 +36,7 @@ class MtpLayer(DecoderLayer):
         self.token_proj = Linear(
             hidden_size, hidden_size, columns=Columns("input_proj", hidden_size, both)
         )
+        self.final_layernorm = parts.norm() if has_norm else None
 
     def forward_pair(self, ops: Ops[X], state: X, embedded: X) -> X:
         """[T, hidden] each → [T, hidden]"""
@@ -37,25 +45,12 @@ class MtpLayer(DecoderLayer):
         return self.forward(ops, x)
 
 
-class NormedMtpLayer(MtpLayer):
-    """An MTP layer with a norm for its output."""
-
-    def __init__(
-        self, parts: Parts, hidden_size: int, attention: AnyAttention, mlp: GatedMLP | Mixture
-    ) -> None:
-        super().__init__(parts, hidden_size, attention, mlp)
-        self.final_layernorm = parts.norm()
-
-
 class NormedMtpHead(MtpHead):
-    """Takes states after the trunk's last norm, and returns states after ``norm``, like
-    DeepSeek-V3."""
+    """Takes states after the trunk's last norm, and returns normed states, like DeepSeek-V3."""
 
-    def __init__(self, trunk: Trunk, layer: MtpLayer, norm: RMSNorm, lm_head: LMHead) -> None:
-        self._trunk = trunk
-        self._layer = layer
-        self._norm = norm
-        self.lm_head = lm_head
+    def __init__(self, trunk: Trunk, layer: MtpLayer, lm_head: LMHead) -> None:
+        self._trunk, self._layer, self.lm_head = trunk, layer, lm_head
+        self._norm = layer.final_layernorm or trunk.norm
 
     def first_state(self, ops: Ops[X], hidden: X) -> X:
         return ops.norm(hidden, self._trunk.norm)
@@ -68,11 +63,23 @@ class NormedMtpHead(MtpHead):
         return ops.logits(out, self.lm_head)
 
 
-def add_mtp_head(model: DecoderLM, layers: list[NormedMtpLayer]) -> None:
-    """Gives ``model`` its MTP ``layers``, and the head of the first one if there is any."""
+def add_mtp_head(
+    model: DecoderLM,
+    num: int,
+    make_parts: Callable[[Parts, int], tuple[AnyAttention, GatedMLP | Mixture]],
+    make_head: Callable[[Trunk, MtpLayer, LMHead], MtpHead] = NormedMtpHead,
+    *,
+    has_norm: bool = True,
+) -> None:
+    """Gives ``model`` its ``num`` MTP layers, which are numbered on and made of ``make_parts``, and
+    the head of the first one if there is any."""
+    config, parts = model.config, model.parts
+    layers = [
+        MtpLayer(parts, config.hidden_size, *make_parts(parts, number), has_norm=has_norm)
+        for number in range(config.num_hidden_layers, config.num_hidden_layers + num)
+    ]
     model.model.mtp_layers = nn.ModuleList(layers)
     if layers:
         assert model.lm_head is not None
-        norm = layers[0].final_layernorm
-        model.mtp_head = NormedMtpHead(model.model, layers[0], norm, model.lm_head)
+        model.mtp_head = make_head(model.model, layers[0], model.lm_head)
     model.place_layers()

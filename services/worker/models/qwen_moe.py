@@ -7,7 +7,8 @@ from typing import Annotated
 import msgspec
 
 from kernels.route import Routing
-from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.config.model_config import Num
+from services.worker.config.sparse_config import SparseConfig
 from services.worker.layers.experts import Router, Scores
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.mlp import GatedMLP, Mixture

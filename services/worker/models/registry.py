@@ -7,70 +7,49 @@ from typing import Any
 import msgspec
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.gemma4.families import GEMMA4
+from services.worker.hybrids.families import HYBRIDS
+from services.worker.indexed.families import INDEXED
+from services.worker.media.families import MEDIA
 from services.worker.models.decoder import DecoderLM
+from services.worker.models.families import Families
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 INTERNVL = "InternVLForConditionalGeneration"
+FAMILIES: tuple[Families, ...] = (
+    GEMMA4,
+    HYBRIDS,
+    INDEXED,
+    MEDIA,
+)
 MODELS = {
-    "BailingMoeLinearV2ForCausalLM": "services.worker.hybrids.ling",
-    "BailingMoeV2ForCausalLM": "services.worker.hybrids.ling",
-    "BailingMoeV2_5ForCausalLM": "services.worker.hybrids.ling",
     "DeepseekV2ForCausalLM": "services.worker.models.deepseek",
     "DeepseekV3ForCausalLM": "services.worker.models.deepseek",
-    "DeepseekV32ForCausalLM": "services.worker.indexed.deepseek_v32",
     "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
     "Ernie4_5_ForCausalLM": "services.worker.models.ernie4_5",
     "Ernie4_5_MoeForCausalLM": "services.worker.models.ernie4_5",
-    "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.ernie4_5_vl",
     "Gemma2ForCausalLM": "services.worker.models.gemma",
     "Gemma3ForCausalLM": "services.worker.models.gemma",
-    "Gemma3ForConditionalGeneration": "services.worker.media.text_parts",
-    "Gemma4ForCausalLM": "services.worker.gemma4.model",
-    "Gemma4ForConditionalGeneration": "services.worker.gemma4.model",
-    "Gemma4UnifiedForCausalLM": "services.worker.gemma4.model",
-    "Gemma4UnifiedForConditionalGeneration": "services.worker.gemma4.model",
-    "Glm46VForConditionalGeneration": "services.worker.media.glm4v",
     "Glm4MoeForCausalLM": "services.worker.models.glm4_moe",
-    "Glm4vForConditionalGeneration": "services.worker.media.glm4v",
-    "Glm4vMoeForConditionalGeneration": "services.worker.media.glm4v",
-    "GlmOcrForConditionalGeneration": "services.worker.media.glm4v",
-    "GlmMoeDsaForCausalLM": "services.worker.indexed.deepseek_v32",
     "GptOssForCausalLM": "services.worker.models.gpt_oss",
     "GraniteForCausalLM": "services.worker.models.granite",
-    "GraniteMoeHybridForCausalLM": "services.worker.hybrids.granite4",
-    INTERNVL: "services.worker.media.text_parts",
     "KimiK25ForConditionalGeneration": "services.worker.models.deepseek",
-    "KimiLinearForCausalLM": "services.worker.hybrids.kimi_linear",
     "Kimi_K25ForConditionalGeneration": "services.worker.models.deepseek",
-    "Lfm2ForCausalLM": "services.worker.hybrids.lfm2",
-    "Lfm2MoeForCausalLM": "services.worker.hybrids.lfm2",
-    "Lfm2VlForConditionalGeneration": "services.worker.hybrids.lfm2",
-    "LightOnOcrForConditionalGeneration": "services.worker.media.text_parts",
     "LlamaForCausalLM": "services.worker.models.llama",
-    "LlavaForConditionalGeneration": "services.worker.media.text_parts",
     "MiMoForCausalLM": "services.worker.models.mimo",
-    "MiniCPMV4_6ForConditionalGeneration": "services.worker.hybrids.qwen3_next",
-    "Mistral3ForConditionalGeneration": "services.worker.media.text_parts",
     "MistralForCausalLM": "services.worker.models.llama",
     "MixtralForCausalLM": "services.worker.models.mixtral",
-    "NemotronHForCausalLM": "services.worker.hybrids.nemotron_h",
     "Olmo2ForCausalLM": "services.worker.models.olmo2",
-    "PaddleOCRVLForConditionalGeneration": "services.worker.media.text_parts",
-    "QianfanOCRForConditionalGeneration": "services.worker.media.text_parts",
     "Qwen2ForCausalLM": "services.worker.models.qwen",
     "Qwen2MoeForCausalLM": "services.worker.models.qwen_moe",
-    "Qwen2_5_VLForConditionalGeneration": "services.worker.media.qwen_vl",
     "Qwen3ForCausalLM": "services.worker.models.qwen",
     "Qwen3MoeForCausalLM": "services.worker.models.qwen_moe",
-    "Qwen3NextForCausalLM": "services.worker.hybrids.qwen3_next",
-    "Qwen3VLForConditionalGeneration": "services.worker.media.qwen_vl",
-    "Qwen3VLMoeForConditionalGeneration": "services.worker.media.qwen_vl",
-    "Qwen3_5ForCausalLM": "services.worker.hybrids.qwen3_next",
-    "Qwen3_5ForConditionalGeneration": "services.worker.hybrids.qwen3_next",
-    "Qwen3_5MoeForCausalLM": "services.worker.hybrids.qwen3_next",
-    "Qwen3_5MoeForConditionalGeneration": "services.worker.hybrids.qwen3_next",
 }
+VIEWS: dict[str, str] = {}
+for _each in FAMILIES:
+    MODELS |= _each.models
+    VIEWS |= _each.views
 
 # Files next to config.json in which tools tell how weights are quantized, and their quant_method.
 SIDE_FILES = {

@@ -1,7 +1,6 @@
 """Optional modules of a worker: implementations of models besides our own, by their names in
 ``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
-draft models, by their methods, engines besides the host's, guides of outputs, loads of experts,
-poolers, and the start of ranks (``ranks.py``)."""
+draft models, by their methods, engines besides the host's, and further parts."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,18 +33,12 @@ ENGINES: dict[str, str] = {
     "device": "services.worker.engine.device.engine",
     "stages": "services.worker.ranks.stages",
 }
-GUIDES: list[str] = [
-    "services.worker.guides.guides",
-]
-LOADS: list[str] = [
-    "services.worker.expert_loads.loads",
-]
-POOLERS: list[str] = [
-    "services.worker.pooling.load",
-]
-RANK_MODULES: list[str] = [
-    "services.worker.ranks.join_ranks",
-]
+PARTS: dict[str, str] = {
+    "guides": "services.worker.guides.guides",
+    "loads": "services.worker.expert_loads.loads",
+    "pooling": "services.worker.pooling.load",
+    "ranks": "services.worker.ranks.join_ranks",
+}
 ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",
     "reads_media": "services.worker.media.addition",
@@ -104,9 +97,12 @@ def implementation(name: str) -> Implementation | None:
     return None if module is None else cast(Implementation, import_module(module))
 
 
-def count_loads(model: DecoderLM, device: torch.device) -> Collector | None:
+def count_loads(model: DecoderLM, device: torch.device) -> Collector:
     """Counts the tokens of the experts of ``model``. Raises ConfigError if it has none."""
-    return cast(Collector, import_module(LOADS[0]).ExpertLoads(model, device)) if LOADS else None
+    if "loads" not in PARTS:
+        setting = "enable-expert-distribution-metrics"
+        raise ConfigError(f"{setting}: loads of experts are not a part of this installation")
+    return cast(Collector, import_module(PARTS["loads"]).ExpertLoads(model, device))
 
 
 def make_pooler(
@@ -120,7 +116,7 @@ def make_pooler(
     """None for a model that generates. Raises ConfigError."""
     if (pooling := model_info.pooling) is None:
         return None
-    make = import_module(POOLERS[0]).make_pooler
+    make = import_module(PARTS["pooling"]).make_pooler
     return cast(Pooler, make(settings, folder, pooling, model, computed, device))
 
 

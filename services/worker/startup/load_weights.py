@@ -64,12 +64,9 @@ def load_theirs(
     capacity: Capacity,
 ) -> tuple[CausalLM, ModelShape]:
     """A model that pools is an encoder. Raises ConfigError."""
-    if settings.quantization != "none":
-        raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
-    if settings.lm_head_quantization != "none":
-        raise ConfigError(f"lm-head-quantization: {settings.lm_head_quantization}{FOR_OUR_OWN}")
-    if settings.embedding_quantization != "none":
-        raise ConfigError(f"embedding-quantization: {settings.embedding_quantization}{FOR_OUR_OWN}")
+    for key in ("quantization", "lm_head_quantization", "embedding_quantization"):
+        if (form := getattr(settings, key)) != "none":
+            raise ConfigError(f"{key.replace('_', '-')}: {form}{FOR_OUR_OWN}")
     if settings.cpu_offload_gb:
         raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     if settings.enable_expert_distribution_metrics:

@@ -39,7 +39,7 @@ from services.worker.startup.additions import (
     operators_of,
 )
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.implementations import GUIDES, count_loads, make_pooler, open_drafts
+from services.worker.startup.implementations import PARTS, count_loads, make_pooler, open_drafts
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import (
     ModelShape,
@@ -122,9 +122,9 @@ class LoadedModel:
 
     def make_guides(self) -> Guides | None:
         """None if nothing is sampled, or grammars are not installed."""
-        if not self.parallel.stage.is_last or not GUIDES:
+        if not self.parallel.stage.is_last or "guides" not in PARTS:
             return None
-        make = import_module(GUIDES[0]).Guides
+        make = import_module(PARTS["guides"]).Guides
         return cast(Guides, make(self.folder, self.model_info.vocab_size, self.eos_ids))
 
     @property

@@ -9,7 +9,7 @@ import torch
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.parallel import Parallel
 from services.worker.machine.hardware import Memory, read_memory
-from services.worker.startup.implementations import RANK_MODULES
+from services.worker.startup.implementations import PARTS
 from shared.settings.worker import WorkerConfig
 
 NODE_BITS = 16  # of the number of a NUMA node
@@ -41,7 +41,7 @@ class RanksModule(Protocol):
 
 def ranks_of(settings: WorkerConfig) -> RanksModule | None:
     """None for a worker of one rank."""
-    return None if settings.num_ranks == 1 else cast(RanksModule, import_module(RANK_MODULES[0]))
+    return None if settings.num_ranks == 1 else cast(RanksModule, import_module(PARTS["ranks"]))
 
 
 def share_of(

@@ -28,15 +28,12 @@ class Sampler(Protocol):
         A row has NOT_FINITE in place of a token if its ``logits`` have a NaN or an infinity, or
         NOTHING_LEFT if all of its ``adjusted`` is −inf.
         """
-        ...
 
     def adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
         """Returns a copy with the requests' changes; hidden tokens are −inf."""
-        ...
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
         """Returns the scores [S, V] that ``sample`` draws from; filtered tokens are −inf."""
-        ...
 
     def logprobs(
         self,
@@ -49,7 +46,6 @@ class Sampler(Protocol):
         """Returns the logprobs of ``tokens`` [S] int64, only for ``rows`` [N] int64, ascending, if
         given; and of the ``num_top`` < V likeliest tokens (None: the whole vocabulary), or of
         ``ids`` [N, num_top] int64 instead. The logprob of a token below 0 is undefined."""
-        ...
 
 
 class TorchSampler:

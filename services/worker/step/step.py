@@ -49,12 +49,10 @@ class Acceptance(Protocol):
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the rows [N] int64 of the logits with emitted tokens, ascending, or all rows if
         the outcome is not known yet; and the index of each among the sampling rows."""
-        ...
 
     def read(self, table: SlotTable, rows: Rows) -> tuple[Rows, AcceptOutcome]:
         """Waits. Returns ``rows`` as they were computed, without sequences that had ended before,
         and the outcome."""
-        ...
 
 
 class Sampled(NamedTuple):
@@ -79,19 +77,15 @@ class Computation(Protocol):
 
     def forward(self) -> Tensor:
         """Returns logits [S, V] of the sampling rows."""
-        ...
 
     def places(self) -> Places:
         """Called only if the table has the results of all earlier steps."""
-        ...
 
     def sample(self, adjusted: Adjusted | None) -> Sampled:
         """Samples from ``adjusted``, or from the logits, and accepts drafts."""
-        ...
 
     def chunk_states(self) -> Tensor:
         """[T, hidden_size]: the hidden states of the tokens of ``Rows.chunks``."""
-        ...
 
 
 @dataclass(eq=False)

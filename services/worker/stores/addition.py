@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from services.worker.block_layout import (
-    BlockMemory,
-    StateMemory,
+from services.worker.block_layout.layout import (
     digest_of,
     facts_of,
     facts_of_groups,
     why_not_copied,
 )
+from services.worker.block_layout.memory import BlockMemory, StateMemory
 from services.worker.machine.hardware import read_memory
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM

@@ -169,12 +169,12 @@ def ownerless(root: Path) -> Iterator[tuple[Path, int]]:
     """Stores in ``root`` without an owner, the one used least recently at the front, with the
     descriptors of their locks, which the caller closes."""
     found = []
-    with suppress(OSError):
-        if root.lstat().st_uid != os.getuid():
-            return
-        for path in root.glob(f"*/*/{HEADER}"):
-            header = read_header(path.parent)
-            if header is not None and header.format == FORMAT:
+    if not root.exists() or root.lstat().st_uid != os.getuid():
+        return
+    for path in root.glob(f"*/*/{HEADER}"):
+        header = read_header(path.parent)
+        if header is not None and header.format == FORMAT:
+            with suppress(OSError):  # another worker may remove it
                 found.append(((path.parent / BLOCKS).stat().st_mtime, path.parent))
     for _, folder in sorted(found):
         with suppress(OSError):

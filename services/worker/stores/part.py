@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from prometheus_client import Counter, Gauge
 
-from services.worker.block_layout import BlockMemory, StateMemory
+from services.worker.block_layout.memory import BlockMemory, StateMemory
 from services.worker.startup.additions import PlanPart
 from services.worker.stores.files import OtherStores, StoreFiles
 from services.worker.stores.places import BlockLost, OwnPlaces

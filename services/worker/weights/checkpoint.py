@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.models.registry import VIEWS
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 
@@ -28,24 +29,6 @@ READERS: dict[str, str] = {
 # Modules that read the tensors of other frameworks ``by_our_names``, by the beginning of a name.
 LAYOUTS: dict[str, str] = {
     "ernie.": "services.worker.paddle.layout",
-}
-# Modules with a ``view`` of the tensors of a family's texts by our names, by its architecture.
-VIEWS: dict[str, str] = {
-    "BailingMoeLinearV2ForCausalLM": "services.worker.hybrids.ling_names",
-    "BailingMoeV2ForCausalLM": "services.worker.hybrids.ling_names",
-    "BailingMoeV2_5ForCausalLM": "services.worker.hybrids.ling_names",
-    "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.image_experts",
-    "Gemma4ForCausalLM": "services.worker.gemma4.checkpoint",
-    "Gemma4ForConditionalGeneration": "services.worker.gemma4.checkpoint",
-    "Glm46VForConditionalGeneration": "services.worker.media.glm4v",
-    "Glm4vForConditionalGeneration": "services.worker.media.glm4v",
-    "GlmOcrForConditionalGeneration": "services.worker.media.glm4v",
-    "GraniteMoeHybridForCausalLM": "services.worker.hybrids.names",
-    "KimiLinearForCausalLM": "services.worker.hybrids.names",
-    "Lfm2ForCausalLM": "services.worker.hybrids.names",
-    "Lfm2MoeForCausalLM": "services.worker.hybrids.names",
-    "Lfm2VlForConditionalGeneration": "services.worker.hybrids.names",
-    "NemotronHForCausalLM": "services.worker.hybrids.names",
 }
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
 SCORE = "score.weight"

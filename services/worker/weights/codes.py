@@ -31,14 +31,6 @@ NF4 = torch.tensor(
 )
 
 
-def unpack(words: Tensor, bits: int) -> Tensor:
-    """words [..., n], with 32 used bits each → their codes, lowest bits first:
-    [..., n · 32 / bits] uint8."""
-    shifts = torch.arange(0, 32, bits, dtype=words.dtype)
-    codes = words[..., None] >> shifts & (1 << bits) - 1
-    return codes.to(torch.uint8).flatten(-2)
-
-
 def pack_pairs(codes: Tensor) -> Tensor:
     """codes [outputs, inputs] uint8 below 16 → two in a byte, the first one in its lower half:
     [outputs, ⌈inputs / 2⌉]."""

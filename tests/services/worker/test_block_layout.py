@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.harness.engines import make_engine
-from services.worker.block_layout import SETTINGS, backend_of, digest_of, facts_of
+from services.worker.block_layout.layout import SETTINGS, backend_of, digest_of, facts_of
 from shared.settings.worker import WorkerConfig
 from shared.wire.same_model import FIELDS_OF_ONE_SERVICE
 from tests.services.worker.checkpoints import save_qwen2

@@ -201,6 +201,7 @@ def test_a_config_without_architectures_lists_them_too(folder: Path) -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor 0.25"),
         ({"head_dim": 7}, "head_dim 7 is odd"),
+        ({"num_attention_heads": 0}, r"Expected `int` >= 1 - at `\$.num_attention_heads`"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"layer_types": ["chunked_attention"] * 3}, "layer_types chunked_attention is not"),
         (

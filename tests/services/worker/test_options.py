@@ -1,6 +1,5 @@
 """Every backend computes an option of attention and a form of weights, or refuses it by name."""
 
-import re
 import zlib
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.packing import NativeLibrary
@@ -124,26 +123,3 @@ def test_an_option_that_nobody_taught_a_backend_is_refused_by_name(
     logits(backend, build(WiderSpec))  # it is not set
     with pytest.raises(REFUSED, match="options unheard_of"):
         BACKENDS[backend](build(WiderSpec, unheard_of=0.5))
-
-
-class Codes(nn.Module):
-    """A form of weights unknown to every backend."""
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize(
-    "path",
-    [
-        "model.layers.0.self_attn.qkv_proj",
-        "model.layers.1.mlp.gate_up_proj",
-        "model.layers.1.mlp.down_proj",
-        "lm_head",
-    ],
-)
-def test_a_form_of_weights_is_refused_before_a_step_by_the_names_of_layer_and_form(
-    backend: str, path: str, build: Callable[..., DecoderLM]
-) -> None:
-    model: Any = build()
-    model.get_submodule(path).weight = Codes()
-    with pytest.raises(REFUSED, match=re.escape(f"{path}: weights in the form Codes")):
-        BACKENDS[backend](model)

@@ -43,6 +43,10 @@ def quark(**config: Any) -> dict[str, Any]:
     return {"quant_method": "quark", **config}
 
 
+def as_bytes(**state: Any) -> Tensor:
+    return torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
+
+
 def config_of(name: str) -> dict[str, Any]:
     config = json.loads((GOLDEN / name / "config.json").read_text())
     return dict(config["quantization_config"])
@@ -262,6 +266,41 @@ def test_quark_names_the_type_of_the_kv_cache() -> None:
             "compressed-tensors-int4-group128",
             {"weight_scale": torch.ones(32, 5)},
             r"5 scales for 256 inputs, with group_size \[128\]",
+        ),
+        (
+            "gptq-int4-group128",
+            {"qweight": torch.zeros(4, 8, dtype=torch.int32)},
+            r"layer \S+: The size of tensor .* \(qweight torch.int32 \[4, 8\], ",
+        ),
+        (
+            "awq-int4-group128",
+            {"qweight": torch.zeros(256, 2)},
+            r"layer \S+: .*rshift.* \(.*qweight torch.float32 \[256, 2\]",
+        ),
+        (
+            "compressed-tensors-int4-group128",
+            {"weight_packed": torch.zeros(384, dtype=torch.int32)},
+            r"layer \S+: tuple index .*weight_packed torch.int32 \[384\]",
+        ),
+        (
+            "bitsandbytes-nf4",
+            {"weight.quant_state.bitsandbytes__nf4": None},
+            "lacks .*weight.quant_state.bitsandbytes__nf4",
+        ),
+        (
+            "bitsandbytes-nf4",
+            {"weight.quant_map": torch.ones(8)},
+            "quant_map has 8 values, not 16",
+        ),
+        (
+            "bitsandbytes-nf4-double",
+            {"weight.quant_state.bitsandbytes__nf4": as_bytes(shape=[136, 128], blocksize=64)},
+            "nested_absmax without a nested_blocksize",
+        ),
+        (
+            "bitsandbytes-nf4",
+            {"weight.quant_state.bitsandbytes__nf4": as_bytes(shape=[12, 128], blocksize=0)},
+            r"Expected `int` >= 1 - at `\$.blocksize`",
         ),
     ],
 )

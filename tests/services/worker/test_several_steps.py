@@ -14,7 +14,7 @@ from benchmarks.harness.engines import KERNELS, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.host import HostEngine
-from services.worker.startup.implementations import GUIDES
+from services.worker.startup.implementations import PARTS
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import (
     ALL_TOKENS,
@@ -69,9 +69,8 @@ def single_steps(kernels: str, method: str) -> Run:
 def run(kernels: str, method: str, num_steps: int, **options: Any) -> Run:
     own, some = engine(kernels, method), prompts()[:NUM]
     for params in asked():
-        if (
-            params.guide is not None and GUIDES
-        ):  # no output waits for it, so that steps are the same
+        if params.guide is not None and "guides" in PARTS:
+            # No output waits for it, so that steps are the same.
             guides: Any = own._slots._guides
             guides.grammars.compile(params.guide.grammar).future.result(60)
     return scheduled.run(own, some, asked(), num_steps=num_steps, **options)

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.worker.config.model_config import Window
-from services.worker.config.sparse_config import Num
+from services.worker.config.model_config import Num, Window
 from services.worker.gemma4.config import Count, Gemma4Config
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, decode_json, find_file

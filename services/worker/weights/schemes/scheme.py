@@ -56,7 +56,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
-        """``dtype`` is the model's. Raises ValueError if tensors do not match."""
+        """``dtype`` is the model's. Tensors that do not match may raise any error of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,13 @@ class StoredCodes:
             raise ConfigError(
                 f"model: {self.file.parent} lacks {self.layer}.{suffix.args[0]}"
             ) from None
-        except ValueError as error:
-            raise ConfigError(f"model: {self.file}: layer {self.layer}: {error}") from None
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, IndexError, TypeError, RuntimeError) as error:
+            given = [f"{name} {each.dtype} {each.shape}" for name, each in self.tensors.items()]
+            raise ConfigError(
+                f"model: {self.file}: layer {self.layer}: {error} ({', '.join(given)})"
+            ) from error
 
 
 def whole_numbers(
@@ -145,27 +150,3 @@ def dense(values: Tensor, dtype: torch.dtype) -> Dense:
     weight = Dense(outputs, inputs, dtype)
     weight.values.copy_(values)
     return weight
-
-
-def blocks_of(scales: Tensor, shape: list[int], block: list[int]) -> Tensor:
-    """scales of blocks [⌈outputs / rows⌉, ⌈inputs / columns⌉] → [outputs, ⌈inputs / columns⌉].
-    Raises ValueError if there are more or fewer."""
-    wanted = [-(-size // each) for size, each in zip(shape, block, strict=True)]
-    if list(scales.shape) != wanted:
-        raise ValueError(f"scales {list(scales.shape)} for blocks of {block}, which are {wanted}")
-    return scales.float().repeat_interleave(block[0], 0)[: shape[0]]
-
-
-def per_output(scales: Tensor, outputs: int) -> Tensor:
-    """scales [outputs] or [outputs, 1], or one of all → [outputs, 1] float32."""
-    if scales.numel() not in (1, outputs):
-        raise ValueError(f"scales {list(scales.shape)} for {outputs} outputs")
-    return scales.float().reshape(-1, 1).expand(outputs, 1)
-
-
-def refuse_unless(config: Mapping[str, Any], key: str, known: tuple[Any, ...]) -> Any:
-    """Returns the value, by default the first ``known`` one. Raises ValueError."""
-    value = config.get(key, known[0])
-    if value not in known:
-        raise ValueError(f"{key} {value!r} is not supported; supported are {list(known)}")
-    return value

@@ -240,6 +240,10 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
         save_dense(tmp_path, 3, inputs, outputs, activation)
         with pytest.raises(ConfigError, match=reason):
             make_engine(tmp_path)
+    save_dense(tmp_path, 3, 96, 64)
+    (tmp_path / "3_Dense" / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ConfigError, match=r"3_Dense/model\.safetensors: .*header"):
+        make_engine(tmp_path)
     change_config(tmp_path, use_bidirectional_attention=False)
     with pytest.raises(ConfigError, match="without use_bidirectional_attention"):
         make_engine(tmp_path)

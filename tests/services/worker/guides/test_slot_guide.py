@@ -270,3 +270,13 @@ def test_a_folder_without_a_tokenizer_fails_guided_sequences_alone(tmp_path) -> 
     assert allowed(slot_guide.mask([])) == []
     assert "tokenizer.json" in slot_guide.error
     assert bare.begin(SamplingParams(seed=0), EOS_IDS[:0]) is None
+
+
+def test_nothing_is_forced_that_the_model_lacks() -> None:
+    """A tokenizer may know more ids than the model has."""
+    text = "What does the scheduler do?"
+    few = Guides(EMBEDDED_MODEL, max(encode(text)), EOS_IDS)
+    guide = Guide(grammar=grammar_from("regex", text.replace("?", "[?]")))
+    all_ids, forced = begin(guide).forced(), begin(guide, among=few).forced()
+    assert max(all_ids) >= max(encode(text))
+    assert forced == all_ids[: all_ids.index(max(all_ids))]

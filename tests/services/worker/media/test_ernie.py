@@ -18,6 +18,7 @@ from services.worker.layers.experts import Experts
 from services.worker.media.tower import Sizes, Tower
 from services.worker.metrics import EXPERT_LOADS
 from services.worker.models.registry import read_model_config
+from services.worker.startup.implementations import PARTS
 from services.worker.startup.model_shape import count_parameters
 from services.worker.weights.load import build_model
 from shared.errors import ConfigError
@@ -196,6 +197,7 @@ def test_ids_of_images_take_their_experts_in_prompts_alone(
     assert continued(oracle, as_text, []) != texts[0]
 
 
+@pytest.mark.skipif("loads" not in PARTS, reason="loads of experts are not installed")
 @pytest.mark.parametrize("kernels", ENGINES)
 def test_each_token_counts_for_experts_of_its_kind(
     folder: Path, chats: list[Chat], kernels: str

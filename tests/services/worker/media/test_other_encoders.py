@@ -5,18 +5,22 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from services.worker.__main__ import service_of
 from services.worker.media.encoder import Encoder, Job
-from services.worker.media.encoder_service import EncoderService, Loaded, encoder_service
+from services.worker.media.encoder_service import EncoderService, Loaded
+from services.worker.media.form import FeatureForm
 from services.worker.media.other_encoders import AHEAD, OtherEncoders
 from services.worker.step_thread import call_soon
 from shared.errors import CodecError, ConfigError
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import (
     ENCODERS_MINOR,
     PROTOCOL_MAJOR,
@@ -128,6 +132,25 @@ async def test_an_encoder_computes_the_features_in_the_order_of_admission(tmp_pa
         assert not worker.gate.rest
         assert await worker.features(second, 1) == expected(4)
         assert service.status().load == 0
+
+
+async def test_features_are_packed_apart_from_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, pack = [], FeatureForm.pack
+
+    def noted(form: FeatureForm, features: torch.Tensor) -> Array:
+        threads.append(get_ident())
+        return pack(form, features)
+
+    monkeypatch.setattr(FeatureForm, "pack", noted)
+    async with serving(tmp_path) as service, working(tmp_path) as worker:
+        service.gate.open()
+        await linked(worker)
+        worker.encoder.add(job := job_of("a", 1))
+        assert await worker.features(job, 0) == expected(1)
+    assert threads != [get_ident()]
+    assert len(threads) == 1
 
 
 async def test_a_step_waits_for_the_item_that_it_needs(tmp_path: Path) -> None:
@@ -282,9 +305,8 @@ async def test_hostile_items(
     ],
 )
 def test_settings_without_an_encoder_are_refused(settings: dict[str, Any], why: str) -> None:
-    assert encoder_service(WorkerConfig(**settings)) is None
     with pytest.raises(ConfigError, match=f"worker-role: encoder: {why}"):
-        encoder_service(WorkerConfig(worker_role="encoder", **settings))
+        service_of(WorkerConfig(worker_role="encoder", **settings))
 
 
 async def test_a_model_of_texts_is_refused(checkpoint: Path, tmp_path: Path) -> None:

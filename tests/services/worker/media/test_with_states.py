@@ -85,6 +85,21 @@ def add_mtp_head(folder: Path) -> None:
     change_config(folder, text_config=config | {"mtp_num_hidden_layers": 1})
 
 
+def test_a_full_step_may_compute_the_last_cached_id_again(
+    folder: Path, tmp_path: Path, oracle: Reference
+) -> None:
+    """An MTP head needs its state. The last prompt begins at the state of 192 ids, in a picture."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    add_mtp_head(tmp_path)
+    config = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
+    limits = LIMITS | {"max_num_seqs": 2, "max_num_batched_tokens": 16}
+    engine = make_engine(tmp_path, speculative_config=config, **limits)
+    same = chat(oracle, *(oracle.picture(seed, 6, 9) for seed in range(4)), "In one word?")
+    found = scheduled.run(engine, [same] * 3, [GREEDY] * 3)
+    assert found.texts == [same.expected.ids] * 3
+    assert found.num_hits > 0
+
+
 @pytest.mark.parametrize("kernels", ["native", pytest.param("device", marks=pytest.mark.slow)])
 def test_hits_begin_at_kept_states(folder: Path, chats: dict[str, Chat], kernels: str) -> None:
     engine = make_engine(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.block_layout import StateMemory
+from services.worker.block_layout.memory import StateMemory
 from shared.errors import CodecError
 from shared.wire.kv_groups import copy_interval, num_passed
 from shared.wire.messages import EVERY_LAYER, MOVED_POINTS_MINOR, Inbox, Part, Push, Take

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.harness.engines import make_engine
-from services.worker.block_layout import BlockMemory
+from services.worker.block_layout.memory import BlockMemory
 from services.worker.engine.protocol import StepOutput
 from services.worker.extension import WorkerCore
 from services.worker.moves.addition import KVTransfer

@@ -104,6 +104,20 @@ def test_only_ownerless_stores_are_removed_and_the_oldest_first(tmp_path: Path) 
     assert (foreign / BLOCKS).exists(), "a folder that is no store"
 
 
+@pytest.mark.parametrize("gone", ["x", "y", "z"])
+def test_a_store_that_goes_meanwhile_hides_no_other(tmp_path: Path, gone: str) -> None:
+    """The order of folders is the file system's."""
+    assert ownerless_bytes(tmp_path / "none") == 0
+    for layout in ("x", "y", "z"):
+        (tmp_path / layout).mkdir()
+        folder, lock = claim(tmp_path / layout)
+        fill(folder)
+        os.close(lock)
+    (tmp_path / gone / "0" / BLOCKS).unlink()
+    removed = remove_ownerless(tmp_path, 1 << 60)
+    assert {folder.parent.name for folder in removed} == {"x", "y", "z"} - {gone}
+
+
 def test_memory_is_told_from_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the mount of the folder, the last one of its mount point."""
     mounts = tmp_path / "mounts"

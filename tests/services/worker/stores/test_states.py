@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.delta import LayerStates
-from services.worker.block_layout import facts_of_states
+from services.worker.block_layout.layout import facts_of_states
 from services.worker.stores.addition import split
 from services.worker.stores.folder import STATES
 from shared.errors import ConfigError

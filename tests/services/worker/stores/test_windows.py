@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.worker.block_layout import facts_of_groups
+from services.worker.block_layout.layout import facts_of_groups
 from shared.wire.kv_groups import num_passed
 from shared.wire.messages import EVERY_LAYER, Group
 from tests.services.worker.foreign_checkpoints import save_family

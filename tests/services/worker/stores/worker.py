@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.step_engine import run_step
-from services.worker.block_layout import BlockMemory
+from services.worker.block_layout.memory import BlockMemory
 from services.worker.stores.addition import KVStore
 from shared.wire.messages import (
     FIRST_STATE,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.weights import Weight
-from services.worker.weights.codes import unpack
-from services.worker.weights.schemes.scheme import Scheme, Stored, refuse_unless, whole_numbers
+from services.worker.weights.schemes.scheme import Scheme, Stored, whole_numbers
+from services.worker.weights.schemes.tools.parts import refuse_unless, unpack
 
 BITS = 4
 PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # in a word, of the codes of eight neighbouring outputs

@@ -1,24 +1,27 @@
 """bitsandbytes formats: NF4 and FP4 (arXiv 2305.14314), and LLM.int8() (arXiv 2208.07339)."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from services.worker.layers.weights import Quantized, Weight
 from services.worker.weights.schemes.scheme import Scheme, Stored, dense
 
-STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
+STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 NESTED = ("nested_absmax", "nested_quant_map")
 INT8_UNITS = 127  # of a scale
+NUM_CODES = 16
+Block = Annotated[int, Meta(ge=1)]
 
 
 class _State(msgspec.Struct):
     shape: list[int]
-    blocksize: int
-    nested_blocksize: int | None = None
+    blocksize: Block
+    nested_blocksize: Block | None = None
     nested_offset: float = 0.0
 
 
@@ -30,7 +33,8 @@ class BitsAndBytes(Scheme):
 
     suffixes = (
         *("weight", "SCB", "weight_format"),
-        *(f"weight.{each}" for each in ("absmax", "quant_map", *NESTED, *STATES)),
+        *(f"weight.{each}" for each in ("absmax", "quant_map", *NESTED)),
+        *STATES,
     )
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -45,8 +49,7 @@ class BitsAndBytes(Scheme):
     def shape(self, stored: Stored) -> list[int]:
         if "SCB" in stored:
             return stored["weight"].shape
-        (state,) = (stored[name] for name in _states(stored))
-        return _decoded(state.read_all()).shape
+        return _decoded(stored[_state_of(stored)].read_all()).shape
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
         if "SCB" in tensors:
@@ -54,11 +57,12 @@ class BitsAndBytes(Scheme):
             scales = tensors["SCB"].float()[:, None] / INT8_UNITS
             inputs = codes.shape[1]
             return Quantized(codes, scales, dtype=dtype, inputs=inputs, group=inputs)
-        (name,) = _states(tensors)
-        state = _decoded(tensors[name])
+        state = _decoded(tensors[_state_of(tensors)])
         outputs, inputs = state.shape
         stored = tensors["weight"].flatten()
-        scales = _scales(tensors, state)
+        scales, table = _scales(tensors, state), tensors["weight.quant_map"].float()
+        if len(table) != NUM_CODES:
+            raise ValueError(f"quant_map has {len(table)} values, not {NUM_CODES}")
         if inputs % state.blocksize == 0:
             codes = (stored >> 4 | stored << 4).view(outputs, -1)
             return Quantized(
@@ -67,17 +71,17 @@ class BitsAndBytes(Scheme):
                 dtype=dtype,
                 inputs=inputs,
                 group=state.blocksize,
-                table=tensors["weight.quant_map"].float(),
+                table=table,
             )
         places = torch.stack((stored >> 4, stored & 15), 1).flatten().int()
-        values = tensors["weight.quant_map"][places[: outputs * inputs]]
+        values = table[places[: outputs * inputs]]
         each = scales.repeat_interleave(state.blocksize)[: len(values)]
         return dense((values * each).view(outputs, inputs), dtype)
 
 
-def _states(tensors: Mapping[str, Any]) -> list[str]:
-    """The suffix of the layer's state."""
-    return [name for each in STATES if (name := f"weight.{each}") in tensors]
+def _state_of(tensors: Mapping[str, Any]) -> str:
+    """The suffix of the layer's state, or of a state that it lacks."""
+    return next((each for each in STATES if each in tensors), STATES[0])
 
 
 def _decoded(state: Tensor) -> _State:
@@ -89,7 +93,8 @@ def _scales(tensors: Mapping[str, Tensor], state: _State) -> Tensor:
     absmax = tensors["weight.absmax"]
     if "weight.nested_absmax" not in tensors:
         return absmax.float()
-    assert state.nested_blocksize is not None
+    if state.nested_blocksize is None:
+        raise ValueError("nested_absmax without a nested_blocksize in its state")
     nested = tensors["weight.nested_absmax"].repeat_interleave(state.nested_blocksize)
     codes = tensors["weight.nested_quant_map"][absmax.int()]
     return codes * nested[: len(codes)] + state.nested_offset

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.weights import Quantized, Weight
-from services.worker.weights.codes import unpack
-from services.worker.weights.schemes.scheme import Scheme, Stored, per_output, whole_numbers
+from services.worker.weights.schemes.scheme import Scheme, Stored, whole_numbers
 from services.worker.weights.schemes.tools.fp8 import MXFP8_BLOCK, fp8, has_blocks
 from services.worker.weights.schemes.tools.mxfp4 import mxfp4, nvfp4
+from services.worker.weights.schemes.tools.parts import per_output, unpack
 from shared.errors import ConfigError
 
 FORMATS = (

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.weights import Quantized, Weight
-from services.worker.weights.schemes.scheme import Scheme, Stored, blocks_of, per_output
+from services.worker.weights.schemes.scheme import Scheme, Stored
 from services.worker.weights.schemes.tools.mxfp4 import GROUP, powers_of_2
+from services.worker.weights.schemes.tools.parts import blocks_of, per_output
 
 MXFP8_BLOCK = [1, GROUP]
 

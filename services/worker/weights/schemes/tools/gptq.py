@@ -8,8 +8,8 @@ from torch import Tensor
 
 from services.worker.layers.weights import Weight
 from services.worker.weights.checkpoint import StoredTensor
-from services.worker.weights.codes import unpack
-from services.worker.weights.schemes.scheme import Scheme, Stored, refuse_unless, whole_numbers
+from services.worker.weights.schemes.scheme import Scheme, Stored, whole_numbers
+from services.worker.weights.schemes.tools.parts import refuse_unless, unpack
 
 
 class Gptq(Scheme):

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.weights import Weight
-from services.worker.weights.schemes.scheme import per_output, refuse_unless, whole_numbers
+from services.worker.weights.schemes.scheme import whole_numbers
 from services.worker.weights.schemes.tools.fp8 import fp8
 from services.worker.weights.schemes.tools.mxfp4 import GROUP, mxfp4
+from services.worker.weights.schemes.tools.parts import per_output, refuse_unless
 from services.worker.weights.schemes.tools.scaled import Scaled, as_mapping, layers_of
 from shared.errors import ConfigError
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from services.worker.layers.weights import Weight
 from services.worker.weights.checkpoint import StoredTensor
-from services.worker.weights.schemes.scheme import Scheme, Stored, blocks_of, whole_numbers
+from services.worker.weights.schemes.scheme import Scheme, Stored, whole_numbers
 from services.worker.weights.schemes.tools.fp8 import fp8
+from services.worker.weights.schemes.tools.parts import blocks_of
 from shared.errors import ConfigError
 
 CODES = "_weight_qdata"
