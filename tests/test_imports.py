@@ -176,7 +176,7 @@ def may_import_ours(place: str) -> tuple[str, ...]:
     return (f"services.{service}.", "shared.", *also)
 
 
-def test_modules_import_only_what_their_places_allow() -> None:
+def test_modules_import_only_within_the_rules_of_their_places() -> None:
     found = [
         f"{place} imports {name}"
         for path in SOURCES
@@ -229,7 +229,7 @@ def module_name(path: Path) -> str:
 
 
 @pytest.mark.parametrize("service", FLOORS)
-def test_rooms_import_only_from_their_own_floor_and_those_below(service: str):
+def test_rooms_import_only_from_their_own_floor_and_lower_ones(service: str):
     folder = ROOT / "services" / service
     floors = {room: number for number, rooms in enumerate(FLOORS[service]) for room in rooms}
     for path in folder.glob("**/*.py"):
@@ -280,7 +280,7 @@ def unsafe(path: Path) -> Iterator[str]:
         "numpy.load('x', allow_pickle=False)",
     ],
 )
-def test_what_unpickles_or_evaluates_is_found(tmp_path: Path, line: str) -> None:
+def test_unpickling_and_evaluation_are_found(tmp_path: Path, line: str) -> None:
     file = tmp_path / "unsafe.py"
     file.write_text(line)
     assert SUSPECT.search(line)

@@ -345,7 +345,7 @@ wings = pytest.mark.parametrize("wing", WINGS.values(), ids=WINGS)
 
 
 @wings
-def test_a_wing_says_what_it_is(wing: Wing) -> None:
+def test_a_wing_has_a_readme(wing: Wing) -> None:
     lines = (ROOT / wing.folders[0] / "README.md").read_text().splitlines()
     assert len(lines) <= 40
     assert all((ROOT / path).exists() for path in wing.tests)

@@ -34,7 +34,7 @@ def converted(*requests: dict[str, Any]) -> Any:
     return convert({"requests": list(requests)}, KEY)["requests"]
 
 
-def test_texts_keep_their_lengths_and_what_they_share():
+def test_texts_keep_their_lengths_and_shared_parts():
     before = "Count the fish\tin café 12 of POND, not the Pond's \\d fish."
     after = Words(KEY).text(before)
     assert len(after) == len(before)

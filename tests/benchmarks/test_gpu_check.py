@@ -119,7 +119,7 @@ def test_sections_of_processes_and_profiles_find_something(tmp_path: Path) -> No
     assert "decode_tokens_per_s" in results["transformers"]["rows"][0]
 
 
-def test_a_section_that_fails_reports_why_and_keeps_what_it_measured(tmp_path: Path) -> None:
+def test_a_failed_section_reports_the_reason_and_keeps_its_measurements(tmp_path: Path) -> None:
     results = Results(tmp_path, machine.describe(torch.device("cpu"), []))
 
     def fails(limit_s: float) -> Iterator[dict[str, Any]]:
@@ -175,7 +175,7 @@ def test_a_step_emits_as_many_tokens_as_drafts_are_declared_accepted(tmp_path: P
         assert second.num_decoded == 2 * (1 + depth * share)
 
 
-def test_the_bytes_of_a_step_are_those_of_the_weights_that_it_reads(tmp_path: Path) -> None:
+def test_the_bytes_of_a_step_match_the_weights_that_it_reads(tmp_path: Path) -> None:
     config = read_model_config(write_model(tmp_path / "model", TINY))
     model = build_model(config, torch.float32, torch.device("cpu"))
     sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
@@ -249,7 +249,7 @@ def test_exact_gemms_keep_split_k_which_cublas_cannot_do_without(dtype: str) -> 
 
 
 @pytest.mark.slow
-def test_what_is_not_on_an_image_is_carried() -> None:
+def test_packages_missing_on_an_image_are_carried() -> None:
     """Covers top-level imports of our packages, not imports inside functions."""
     carried = {*LACKING.values(), "pydantic"}  # pip installs a wheel's dependencies
     known = {*IMAGE_MODULES, *carried, *OUR_PACKAGES, *sys.stdlib_module_names}

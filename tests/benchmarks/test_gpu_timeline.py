@@ -48,7 +48,7 @@ def test_kernels_of_one_name_and_other_grids_are_reported_separately() -> None:
     assert [row["grid"] for row in kernels] == ["[4]", "[8]"]
 
 
-def test_clocks_are_reported_with_what_throttled_them() -> None:
+def test_clocks_are_reported_with_the_reasons_for_throttling() -> None:
     lines = ["1980, 2619, 400.5, 50, 0x0000000000000000", "1200, 2619, 690.0, 61, 0x4", ""]
     found = summary([*lines, "345, 2619, 70.0, 40, 0x1", "345, 26"])
     assert found["SM MHz"] == [345, 1200, 1980]

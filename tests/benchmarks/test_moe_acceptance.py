@@ -11,7 +11,7 @@ ROUNDING = 1e-3  # largest difference of a score between two computations
 
 
 @pytest.mark.slow
-def test_the_server_accepts_what_plain_torch_finds_right(tmp_path: Path) -> None:
+def test_the_server_accepts_the_drafts_that_plain_torch_finds_right(tmp_path: Path) -> None:
     """After seconds of training some drafts are right and others wrong."""
     found = measure(tmp_path, num_steps=80, num_prompts=12, max_tokens=48)
     for kind in SAMPLING:

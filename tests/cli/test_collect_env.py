@@ -4,7 +4,7 @@ from cli.collect_env import main
 from kernels.cpu.library import find_variant
 
 
-def test_it_says_what_is_there_and_no_secret(monkeypatch, capsys):
+def test_it_lists_versions_and_settings_but_no_secret(monkeypatch, capsys):
     monkeypatch.setenv("SHOAL_PORT", "9000")
     monkeypatch.setenv("SHOAL_API_KEY", "sesame")
     monkeypatch.setenv("SHOAL_PASSWORT", "sesame")

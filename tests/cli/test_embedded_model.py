@@ -112,7 +112,7 @@ async def test_greedy_text_in_float32_equals_transformers(client: AsyncOpenAI):
     assert num_equal >= len(PROMPTS) - 1
 
 
-async def test_chat_answers_what_it_was_taught_streaming_or_not(client: AsyncOpenAI):
+async def test_chat_gives_trained_answers_streaming_or_not(client: AsyncOpenAI):
     question: Any = [{"role": "user", "content": "What is Shoal?"}]
     whole = await client.chat.completions.create(
         model="shoal-tiny", messages=question, temperature=0
@@ -162,7 +162,7 @@ MULTIPLY: Any = {
 }
 
 
-async def test_it_calls_a_tool_and_says_what_that_returned(client: AsyncOpenAI):
+async def test_it_calls_a_tool_and_reports_the_result(client: AsyncOpenAI):
     messages: Any = [{"role": "user", "content": "What is 1234 * 56?"}]
     ask = partial(client.chat.completions.create, model="shoal-tiny", temperature=0)
     reply = await ask(messages=messages, tools=[MULTIPLY])

@@ -28,12 +28,12 @@ COMMON = (
 )
 
 
-def test_docs_cli_md_is_what_the_commands_print():
+def test_docs_cli_md_matches_the_output_of_the_commands():
     assert PAGE.read_text() == page(), "the help of a command changed: run `make docs`"
 
 
 @pytest.mark.parametrize("name", ["", "serve", *COMMON, *SERVICES])
-def test_the_help_of_what_people_use_fits_a_screen(name: str):
+def test_the_help_of_common_commands_fits_a_screen(name: str):
     if name in SERVICES:
         lines = help_text(SETTINGS[name], f"shoal {name}", "").splitlines()
     else:
@@ -75,5 +75,5 @@ def test_every_command_has_a_line_in_the_usage():
 
 
 @pytest.mark.parametrize("words", [(name, part) for name in PARTS for part in PARTS[name]])
-def test_the_help_of_a_part_says_what_the_exit_codes_mean(words: tuple[str, str]):
+def test_the_help_of_a_command_explains_its_exit_codes(words: tuple[str, str]):
     assert "xit code" in help_of(*words)

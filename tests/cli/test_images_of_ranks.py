@@ -94,7 +94,7 @@ async def talk(client: AsyncOpenAI, oracle: Reference) -> None:
     ],
     ids=str,
 )
-async def test_texts_are_those_of_transformers(
+async def test_texts_match_transformers(
     tmp_path: Path, family: str, flags: tuple[str, ...]
 ) -> None:
     """One image and several, alone and at once, turns of a chat, and after the loss of each

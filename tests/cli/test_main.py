@@ -30,7 +30,9 @@ CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
         (["serve", "--port", "x"], 2, "port: 'x'"),
     ],
 )
-def test_what_a_person_types_first(monkeypatch, capsys, words: list[str], code: int, text: str):
+def test_first_commands_of_a_newcomer_work(
+    monkeypatch, capsys, words: list[str], code: int, text: str
+):
     monkeypatch.setattr(sys, "argv", ["shoal", *words])
     with pytest.raises(SystemExit) as caught:
         main()

@@ -48,7 +48,7 @@ def test_models_of_a_folder_and_why_they_cannot_be_served(folder: Path, capsys):
 
 
 @pytest.mark.slow  # imports transformers
-def test_what_nobody_can_compute_is_not_served(folder: Path, capsys):
+def test_an_unknown_architecture_is_not_served(folder: Path, capsys):
     add(folder, "strange", architectures=["FishForCausalLM"], model_type="fish")
     found = listed(capsys, str(folder))
     assert "FishForCausalLM is none of our own" in found["strange"]["reason"]

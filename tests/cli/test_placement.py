@@ -59,7 +59,7 @@ def test_a_single_worker_has_the_whole_machine_and_gpus_have_no_node() -> None:
 @pytest.mark.parametrize(
     ("visible", "expected"), [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1,2", 3)]
 )
-def test_gpus_are_those_that_we_may_see(
+def test_only_visible_gpus_count(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, visible: str | None, expected: int
 ) -> None:
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "null"):

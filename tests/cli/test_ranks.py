@@ -148,7 +148,7 @@ async def ids_of(client: AsyncOpenAI, prompt: list[int], begun: asyncio.Event) -
 
 
 @pytest.mark.slow
-async def test_what_ranks_cannot_share_is_refused_at_the_start(tmp_path: Path) -> None:
+async def test_an_indivisible_model_is_refused_at_the_start(tmp_path: Path) -> None:
     async with serving(tmp_path, "--tensor-parallel-size", "3") as shoal:
         assert await asyncio.wait_for(shoal.process.wait(), 60) == WRONG
     assert "3 ranks" in "\n".join(shoal.lines)

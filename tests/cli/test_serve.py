@@ -122,7 +122,7 @@ async def test_after_a_kill_of_the_supervisor_nothing_lives_and_the_next_start_s
 
 
 @pytest.mark.slow
-async def test_what_hangs_is_replaced_and_what_drains_too_long_is_ended(tmp_path: Path):
+async def test_a_hanging_service_is_replaced_and_a_long_drain_is_ended(tmp_path: Path):
     flags = ("--liveness-timeout-s", "5", "--drain-timeout-s", "2.5")
     async with serving(tmp_path, *flags) as shoal:
         await shoal.until_ready()

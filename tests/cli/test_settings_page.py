@@ -3,7 +3,7 @@ from shared.settings.serve import ServeConfig
 from shared.settings.worker import RANK_SETTINGS
 
 
-def test_docs_settings_md_is_what_the_settings_say() -> None:
+def test_docs_settings_md_matches_the_settings() -> None:
     assert PAGE.read_text() == page(), "the settings changed: run `make docs`"
 
 

@@ -86,7 +86,7 @@ async def test_a_wrong_setting_ends_everything_at_once(supervisor: Supervisor):
         await run(supervisor)
 
 
-async def test_what_was_ever_ready_is_started_again_whatever_happens(supervisor: Supervisor):
+async def test_a_child_that_was_ever_ready_is_always_restarted(supervisor: Supervisor):
     FakeChild.script = {"worker": [(-9, True), *[(2, False), (1, False)] * 3]}
     running = asyncio.create_task(run(supervisor))
     while FakeChild.script["worker"]:
@@ -194,7 +194,7 @@ async def test_without_a_thread_to_wait_in_a_start_has_failed(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(("was_ready", "max_unanswered"), [(True, 10), (False, 60)])
-async def test_what_hangs_is_killed_also_while_it_is_starting(
+async def test_a_hanging_child_is_killed_even_while_it_starts(
     supervisor: Supervisor, monkeypatch, was_ready: bool, max_unanswered: int
 ):
     monkeypatch.setattr(module, "POLL_S", 0.001)
@@ -218,7 +218,7 @@ async def test_what_hangs_is_killed_also_while_it_is_starting(
     running.cancel()
 
 
-async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeypatch):
+async def test_a_ready_child_is_asked_less_often(supervisor: Supervisor, monkeypatch):
     monkeypatch.setattr(module, "POLL_S", 0.001)
     monkeypatch.setattr(module, "ASK_S", 1000)
     running = asyncio.create_task(run(supervisor))
@@ -306,7 +306,7 @@ def test_the_token_of_admin_ports_reaches_every_service(tmp_path: Path, monkeypa
     assert passed.admin_token.get_secret_value() == "one"
 
 
-def test_workers_share_out_the_gpus_of_one_serve_or_those_of_a_folder_that_is_given(
+def test_workers_share_the_gpus_of_one_serve_or_of_a_given_folder(
     tmp_path: Path,
 ):
     directory = RunDirectory(tmp_path)
@@ -435,9 +435,7 @@ async def test_a_child_is_asked_over_one_connection(tmp_path: Path, monkeypatch)
     await runner.cleanup()
 
 
-async def test_who_was_not_asked_for_lack_of_files_has_not_failed_to_answer(
-    tmp_path: Path, monkeypatch
-):
+async def test_a_child_not_asked_for_lack_of_files_counts_as_alive(tmp_path: Path, monkeypatch):
     child = Child("scheduler", "0.1", tmp_path)
     monkeypatch.setattr(
         Child, "_start", lambda self, *_: start_script("import time; time.sleep(600)")

@@ -59,7 +59,7 @@ def show(monkeypatch, capfd):
     return run
 
 
-def test_a_terminal_shows_of_the_log_what_is_unusual(show):
+def test_a_terminal_shows_unusual_lines_of_the_log(show):
     def log(screen: Screen) -> None:
         for line in (INFO, WARNING):
             screen.print(line)
@@ -78,7 +78,7 @@ def start(screen: Screen) -> None:
     screen.show(replica)
 
 
-def test_elsewhere_each_change_is_a_line_and_what_matters_comes_at_the_end(show):
+def test_elsewhere_each_change_is_a_line_and_a_summary_comes_last(show):
     lines = show(False, ["--port", "9"], start)
     assert lines[:2] == ["worker 0.1: not_ready packing weights 40%", "worker 0.1: ready"]
     names = [line.split()[0] for line in lines[2:]]
@@ -117,7 +117,7 @@ def test_a_clean_end_is_not_red(monkeypatch, capfd, reason: str, is_red: bool):
     assert ("\x1b[31mended" in capfd.readouterr().out) == is_red
 
 
-def test_what_matters_of_a_worker():
+def test_the_summary_of_a_worker_has_memory_and_concurrency():
     facts = dict(facts_of({"details": DETAILS}))
     assert facts["model"] == "fish, wint4 weights, bfloat16"
     assert facts["memory"] == "3 MiB of weights, 5 MiB of KV cache"

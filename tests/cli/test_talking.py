@@ -61,7 +61,7 @@ def _no_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
 
 
-async def test_a_text_is_continued_and_what_is_piped_belongs_to_the_prompt(
+async def test_a_text_is_continued_and_piped_input_belongs_to_the_prompt(
     gateway: GatewayService, tokenizer: FakeTokenizer, capsys, monkeypatch
 ):
     monkeypatch.setattr(sys, "stdin", io.StringIO("second\n"))
@@ -112,7 +112,7 @@ async def test_an_image_goes_with_the_question(tmp_path: Path, capsys) -> None:
         assert f"--image: {path}: {why}" in capsys.readouterr().err
 
 
-async def test_exit_codes_say_who_is_to_blame(
+async def test_exit_codes_tell_the_cause_of_a_failure(
     gateway: GatewayService, tokenizer: FakeTokenizer, unused_tcp_port: int, capsys
 ):
     assert await run(gateway, "chat", "hi", "--model", "cat") == 1
@@ -164,7 +164,7 @@ async def test_a_prompt_of_other_bytes_than_utf_8_is_refused(capsys, monkeypatch
     assert "PROMPT: not UTF-8: invalid start byte" in capsys.readouterr().err
 
 
-async def test_who_shows_no_key_is_told_how(tmp_path: Path, tokenizer: FakeTokenizer, capsys):
+async def test_a_client_without_a_key_gets_a_hint(tmp_path: Path, tokenizer: FakeTokenizer, capsys):
     async with running_gateway(tmp_path, api_key=["k"]) as gateway:
         await until(lambda: gateway.status().state == State.READY)
         assert await run(gateway, "top", "--once") == 1
@@ -264,7 +264,7 @@ async def test_ctrl_c_stops_the_answer_and_the_talk_goes_on(
         assert await asyncio.wait_for(terminal.process.wait(), 20) == 0
 
 
-async def test_what_is_noted_beside_a_talk_fits_80_columns(
+async def test_hints_beside_a_conversation_fit_80_columns(
     gateway: GatewayService, tokenizer: FakeTokenizer
 ):
     url = f"http://127.0.0.1:{gateway.port}"

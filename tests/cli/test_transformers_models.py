@@ -25,7 +25,7 @@ COUNTED = "ENABLE_EXPERT_DISTRIBUTION_METRICS"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+async def test_greedy_texts_match_transformers(tmp_path: Path, family: str) -> None:
     model_impl = "transformers" if family in MODELS else "auto"
     await compare(tmp_path, family, 4, model_impl, "transformers computes this model")
 
@@ -35,7 +35,7 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
     ("family", "layout"),
     [("Glm4MoeForCausalLM", "fp8"), ("Cohere2ForCausalLM", "gptq, desc_act")],
 )
-async def test_greedy_texts_of_codes_are_those_of_their_values(
+async def test_greedy_texts_of_codes_match_their_values(
     tmp_path: Path, family: str, layout: str
 ) -> None:
     await compare(
@@ -45,9 +45,7 @@ async def test_greedy_texts_of_codes_are_those_of_their_values(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", OWN_FAMILIES)
-async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
-    tmp_path: Path, family: str
-) -> None:
+async def test_greedy_texts_of_our_own_code_match_transformers(tmp_path: Path, family: str) -> None:
     """MiMo, unknown to transformers, is tested as the embedded model."""
     has_experts = any("experts" in name for name in OWN_FAMILIES[family])
     await compare(tmp_path, family, 16, "shoal", NATIVE, counts=has_experts)

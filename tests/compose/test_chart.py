@@ -54,7 +54,7 @@ MOST: Object = {
 FOREIGN = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 
 
-def test_the_chart_has_the_version_of_what_it_installs() -> None:
+def test_the_chart_has_the_version_of_its_images() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["version"] == VERSION
 
 
@@ -129,7 +129,7 @@ def test_the_schema_of_values_knows_the_settings_as_they_are() -> None:
     )
 
 
-def test_services_read_what_the_chart_gives_them(
+def test_services_read_their_settings_from_the_chart(
     objects: list[Object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
     file = tmp_path / "shoal.yml"
@@ -176,7 +176,7 @@ def test_a_pod_sees_its_own_secret_key_where_its_service_looks_for_it(objects: l
         }
 
 
-def test_images_are_those_that_compose_builds(most: list[Object]):
+def test_images_are_built_by_compose(most: list[Object]):
     built = {service["image"].split(":")[0] for service in compose("docker-compose.yml").values()}
     built |= {service["image"].split(":")[0] for service in compose("compose/gpu.yml").values()}
     for objects, prefix, tag in (
@@ -208,7 +208,7 @@ def test_pods_may_do_as_little_as_containers_of_the_stack(objects: list[Object])
         assert limits["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_probes_ask_what_health_checks_of_the_images_ask(objects: list[Object]):
+def test_probes_match_the_health_checks_of_the_images(objects: list[Object]):
     stages = DOCKERFILE.read_text().split("\nFROM ")
     checks = {
         stage.split()[2]: re.findall(r'"probe", "(/\w+)"', stage)
@@ -285,7 +285,7 @@ def test_names_of_a_long_release_are_short_enough():
     assert all(len(each["metadata"]["name"]) <= 63 for each in objects)
 
 
-def test_what_is_scaled_by_others_has_no_number_of_its_own(most: list[Object]):
+def test_autoscaled_services_have_no_replicas_of_their_own(most: list[Object]):
     for service, deployment in pods(most).items():
         assert ("replicas" in deployment) == (service in ("scheduler", "encoder"))
     targets = [each["spec"]["scaleTargetRef"]["name"] for each in most
@@ -303,7 +303,7 @@ def test_workers_are_scaled_by_figures_that_the_scheduler_exports(most: list[Obj
     assert admin == {"port": "admin", "path": "/metrics"}
 
 
-def test_alerts_are_those_of_the_stack(most: list[Object]):
+def test_alerts_match_the_stack(most: list[Object]):
     (rule,) = of_kind(most, "PrometheusRule").values()
     assert rule["spec"] == yaml.safe_load((ROOT / "compose/prometheus/rules.yml").read_text())
 
@@ -317,7 +317,7 @@ def test_a_worker_with_gpus_gets_them_and_makes_room_before_its_successor_comes(
         assert each["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_an_encoder_has_one_device_like_those_of_workers(most: list[Object]):
+def test_an_encoder_has_one_device_like_a_worker(most: list[Object]):
     encoder = pods(most)["encoder"]
     assert container(encoder)["resources"]["limits"] == {"nvidia.com/gpu": 1}
     assert container(encoder)["image"] == container(pods(most)["worker"])["image"]

@@ -171,7 +171,7 @@ def test_one_budget_is_for_all_pods_of_all_groups(objects: list[Object]):
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
-def test_names_of_groups_leave_room_for_what_kubernetes_appends():
+def test_names_of_groups_leave_room_for_the_suffix_of_kubernetes():
     objects = render(GROUPS, release="r" * 53)
     label = f"{workers(objects)['metadata']['name']}-999-{2**32 - 1}"  # controller-revision-hash
     assert len(label) <= 63

@@ -99,7 +99,7 @@ async def ask_anew(client: AsyncOpenAI, seed: int, is_over: asyncio.Event) -> No
         await client.completions.create(model="shoal-tiny", prompt=prompt, max_tokens=250)
 
 
-async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(stack: Stack):
+async def test_killed_services_come_back_and_only_clients_of_a_gateway_notice(stack: Stack):
     nums = {"gateway": 1, "tokenizer": 2, "scheduler": 2, "worker": 2}
     await stack.scale(**nums)
     async with loaded(stack.url) as load:
@@ -269,7 +269,7 @@ async def test_a_service_without_a_key_of_its_role_connects_to_no_peer(
         await stack.docker("rm", "-f", intruder.strip())
 
 
-async def test_the_images_hold_what_they_need_and_no_more(stack: Stack):
+async def test_the_images_hold_only_the_necessary_files(stack: Stack):
     for service in ("gateway", "tokenizer", "scheduler"):
         container, *_ = await stack.containers(service)
         assert await stack.docker("exec", container, "id", "-u") == "10001\n"

@@ -70,7 +70,7 @@ async def test_a_service_is_updated_under_load_without_a_failed_request(swarm: S
 
 
 @pytest.mark.parametrize("service", ["tokenizer", "scheduler", "worker"])
-async def test_what_is_killed_comes_back_and_no_client_notices(swarm: Swarm, service: str):
+async def test_killed_services_come_back_unnoticed(swarm: Swarm, service: str):
     async with loaded(swarm.url, LONG_STREAM) as load:
         await progress(load)
         (victim,) = await swarm.tasks(service)

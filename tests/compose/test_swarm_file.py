@@ -25,7 +25,7 @@ COMPOSE = read("docker-compose.yml")
 
 
 @pytest.mark.parametrize("service", ["edge", *SERVICES])
-def test_a_service_is_what_it_is_under_compose(service: str):
+def test_services_match_their_definition_in_compose(service: str):
     ours, other = SWARM["services"][service], COMPOSE["services"][service]
     assert ours["image"].replace("${IMAGE_PREFIX:-}", "") == other["image"]
     for name in ("networks", "init", "read_only", "cap_drop", "stop_grace_period"):

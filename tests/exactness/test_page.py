@@ -11,7 +11,7 @@ from tests.selection import groups_of
 MAX_LINES = 150
 
 
-def test_the_page_is_what_the_rules_say() -> None:
+def test_the_page_matches_the_rules() -> None:
     assert PAGE.read_text() == page(), "the rules changed: run `make docs`"
     assert page().count("\n") <= MAX_LINES
 

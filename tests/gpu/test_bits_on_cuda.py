@@ -47,6 +47,8 @@ def test_of_rows_that_decode(options: AttentionOptions, width: int) -> None:
 
 @dtypes
 @pytest.mark.parametrize("window", [20, 64, 150])
-def test_of_tokens_whose_rows_begin_elsewhere(window: int, dtype: torch.dtype) -> None:
+def test_a_tokens_result_does_not_depend_on_the_start_of_its_row(
+    window: int, dtype: torch.dtype
+) -> None:
     options = AttentionOptions(window)
     assert_first_tokens_do_not_matter(QWEN3_HEADS, 3, dtype, CUDA, options)

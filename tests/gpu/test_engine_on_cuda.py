@@ -52,7 +52,7 @@ def test_launches_that_begin_early_change_no_text(
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_rows_with_filters_of_their_own_sample_what_the_cpu_samples(depth: int) -> None:
+def test_rows_with_filters_of_their_own_sample_like_the_cpu(depth: int) -> None:
     """Every combination, next to greedy rows, with equal probabilities."""
     filters: Any = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
     filters |= {"min_p": [0.0, 0.05], "top_n_sigma": [0.0, 2.0]}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_texts_with_few_blocks_are_those_with_all_and_the_cpus(
+def test_texts_with_few_blocks_match_runs_with_all_and_the_cpu(
     tmp_path: Path, name: str, steps: dict[str, Any]
 ) -> None:
     save(tmp_path, name)

@@ -69,7 +69,7 @@ def test_features_are_the_cpus(folder: Path, oracle: Reference) -> None:
 
 
 @pytest.mark.parametrize("chunk_sizes", [[1], [7], [200], [30, 11, 3]], ids=str)
-def test_texts_are_those_of_transformers(
+def test_texts_match_transformers(
     engine: DeviceEngine, chats: list[Chat], chunk_sizes: list[int]
 ) -> None:
     """Alone and in a crowd."""

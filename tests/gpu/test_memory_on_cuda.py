@@ -33,7 +33,7 @@ def long_prompts(num: int, length: int) -> list[list[int]]:
     return np.random.default_rng(0).integers(300, 8000, (num, length)).tolist()
 
 
-def test_the_largest_steps_fit_what_may_be_used() -> None:
+def test_the_largest_steps_fit_the_memory_limit() -> None:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     budget = total - free + BUDGET_BYTES + int(total * SLACK_SHARE)

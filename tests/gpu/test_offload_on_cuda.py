@@ -39,7 +39,7 @@ def offloaded_of(engine: DeviceEngine) -> OffloadedLayers:
     ids=str,
 )
 @pytest.mark.parametrize("gib", [0.008, ALL])  # three of six layers in float32, or all
-def test_texts_are_those_without(settings: dict[str, Any], gib: float) -> None:
+def test_texts_match_runs_without(settings: dict[str, Any], gib: float) -> None:
     settings = {"speculative_config": drafting(0)} | settings
     engine = make_cuda_engine(cpu_offload_gb=gib, **settings)
     assert offloaded_of(engine).num_layers >= 3

@@ -81,7 +81,7 @@ FOREIGN += [
 
 
 @pytest.mark.parametrize(("name", "dtype"), FOREIGN, ids=str)
-def test_what_transformers_computes_has_its_logprobs(
+def test_models_computed_by_transformers_have_its_logprobs(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
     """Recorded where possible."""
@@ -93,7 +93,7 @@ def test_what_transformers_computes_has_its_logprobs(
 
 
 @pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Phi3ForCausalLM"])
-def test_what_transformers_computes_is_recorded_with_the_same_texts(
+def test_models_computed_by_transformers_are_recorded_with_equal_texts(
     tmp_path: Path, name: str
 ) -> None:
     save_family(tmp_path, name)

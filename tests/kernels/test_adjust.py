@@ -77,7 +77,7 @@ def test_a_mixed_batch_is_adjusted_as_the_reference_adjusts_row_by_row(
 
 @settings(max_examples=200)
 @given(st.integers(0, 10**9), st.integers(1, 6))
-def test_adjusted_rows_sample_what_the_reference_samples(seed: int, num: int) -> None:
+def test_adjusted_rows_sample_like_the_reference(seed: int, num: int) -> None:
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(num, VOCAB_SIZE)).astype(np.float32) * 5
     changes = [random_change(rng, row) for row in range(num)]

@@ -92,7 +92,7 @@ def test_bfloat16_agrees(start: int) -> None:
 
 
 @pytest.mark.parametrize("codes", [None, *HIGHEST_CODE], ids=str)
-def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> None:
+def test_later_tokens_do_not_matter(codes: torch.dtype | None) -> None:
     assert_later_tokens_do_not_matter(Heads(4, 2, 8), codes)
 
 

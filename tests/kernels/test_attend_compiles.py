@@ -165,7 +165,7 @@ def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int, num_
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_what_a_program_stored_is_there_before_it_is_counted(arch: int) -> None:
+def test_parts_are_stored_before_they_are_counted(arch: int) -> None:
     """A barrier and a fence lie between the stores of parts and the counter."""
     shape, config = QWEN3_8B, decode_config(4, 128, torch.bfloat16, 2)
     sizes = {"WIDTH": 1, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2, "NUM_TILES": 1}

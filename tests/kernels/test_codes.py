@@ -49,7 +49,7 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     ("kind", "group", "has_zeros", "dtype"),
     every_pair(KINDS, GROUPS, [False, True], [*TOLERANCES]),
 )
-def test_it_is_the_product_with_what_the_codes_stand_for(
+def test_it_is_the_product_with_the_dequantized_weight(
     kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
     """Outputs and inputs do not fill the last block."""
@@ -156,7 +156,7 @@ def test_decoded_weights_are_their_values_to_the_bit(
 @pytest.mark.parametrize(
     ("group", "terms"), [(16, "zeros"), (24, "zeros"), (128, "order"), (None, "")]
 )
-def test_decoded_rows_are_those_of_all_values_to_the_bit(
+def test_decoded_rows_match_all_values_to_the_bit(
     kind: str, group: int | None, terms: str, device: torch.device
 ) -> None:
     given = {"zeros": terms == "zeros", "order": terms == "order"}
@@ -201,7 +201,7 @@ def test_nan_stays_with_its_token(device: torch.device) -> None:
     assert found[[0, 1, 3, 4, 5]].isfinite().all()
 
 
-def test_what_kernels_cannot_read_is_an_error(triton_device: torch.device) -> None:
+def test_unreadable_tensors_are_errors(triton_device: torch.device) -> None:
     x, weight = torch.ones(1, 32, device=triton_device), random_codes("int8", (8, 64))
     with pytest.raises(ValueError, match="must share their last size"):
         linear(x, weight)

@@ -64,7 +64,7 @@ def crowd(num_rows: int, vocab_size: int) -> Crowd:
     return Crowd(first, second, params, *others)
 
 
-def test_each_row_of_a_crowd_samples_what_the_reference_samples(device: torch.device) -> None:
+def test_each_row_of_a_crowd_samples_like_the_reference(device: torch.device) -> None:
     """Equal in repeated runs, and among few rows."""
     whole = crowd(*SIZES[device.type])
     there = whole.to(device)
@@ -80,7 +80,7 @@ def test_each_row_of_a_crowd_samples_what_the_reference_samples(device: torch.de
     ]
 
 
-def test_each_row_of_a_crowd_keeps_what_the_reference_keeps(device: torch.device) -> None:
+def test_each_row_of_a_crowd_keeps_like_the_reference(device: torch.device) -> None:
     """Equal in repeated runs, and among few rows. Tokens near a threshold of mass may differ."""
     whole = crowd(*SIZES[device.type])
     there = whole.to(device)

@@ -62,7 +62,7 @@ def sequences_of(shape: Shape) -> list[Sequence]:
 @pytest.mark.parametrize("function", [computed, referred, on_a_device])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.each_value
-def test_outputs_and_states_are_those_of_float64_in_any_steps(shape: Shape, function: Any) -> None:
+def test_outputs_and_states_match_float64_in_any_steps(shape: Shape, function: Any) -> None:
     rng, num = np.random.default_rng(0), len(LENGTHS)
     weights, states, sequences = shape.weights(), shape.states(2 * num, num), sequences_of(shape)
     before = LayerStates(*(each.clone() for each in states))
@@ -123,9 +123,7 @@ def test_drafts_leave_no_trace_in_a_state() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_device_computes_what_the_reference_computes(
-    device: torch.device, dtype: torch.dtype
-) -> None:
+def test_a_device_computes_like_the_reference(device: torch.device, dtype: torch.dtype) -> None:
     """The states, too: of random steps with drafts, repeated tokens and copies."""
     shape, num = SHAPES[3], len(LENGTHS)
     weights, states = shape.weights(), shape.states(2 * num, num)

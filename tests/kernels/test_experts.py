@@ -364,7 +364,7 @@ def test_pairs_are_in_blocks_of_one_expert(
     assert int(num_blocks) <= blocks.shape[1] == max_blocks(num_pairs, num_experts, block_size)
 
 
-def test_what_kernels_cannot_read_is_an_error(triton_device: torch.device) -> None:
+def test_unreadable_tensors_are_errors(triton_device: torch.device) -> None:
     layer = dense_layer(3, 32, 16, torch.float32, triton_device)
     x, chosen, weights = tokens_of(2, 3, 2, 32, torch.float32, triton_device)
     with pytest.raises(ValueError, match=r"must be \[T, H\], \[E, 2 I, H\] and \[E, H, I\]"):

@@ -148,7 +148,7 @@ def test_a_product_without_gates_fits(num_tokens: int) -> None:
 
 @pytest.mark.parametrize("num_tokens", NUMS_TOKENS)
 @each_form
-def test_no_step_waits_for_what_it_loads_itself(
+def test_no_iteration_waits_for_its_own_loads(
     kernel: Any, form: str | None, num_tokens: int
 ) -> None:
     """Weights and tokens are prefetched; scales and zeros are loaded for the next iteration."""

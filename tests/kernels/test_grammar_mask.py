@@ -34,7 +34,7 @@ def make_case(vocab_size: int) -> Case:
 
 
 @pytest.mark.parametrize("vocab_size", VOCAB_SIZES)
-def test_what_has_no_bit_is_hidden(device: torch.device, vocab_size: int) -> None:
+def test_tokens_without_a_bit_are_hidden(device: torch.device, vocab_size: int) -> None:
     case = make_case(vocab_size)
     found = torch.from_numpy(case.logits).to(device, copy=True)
     hide(found, torch.from_numpy(case.rows).to(device), torch.from_numpy(case.masks).to(device))

@@ -56,7 +56,7 @@ class Steps:
 
 @pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("step", STEPS, ids=range(len(STEPS)))
-def test_any_step_chooses_what_the_reference_chooses(step: Step, is_interleaved: bool) -> None:
+def test_any_step_chooses_like_the_reference(step: Step, is_interleaved: bool) -> None:
     spec = spec_with(9, is_interleaved=is_interleaved)
     steps = Steps(step, spec)
     total = len(steps.rows)

@@ -53,7 +53,7 @@ def test_ties_go_to_the_even_code(codes: torch.dtype) -> None:
 
 
 @codes
-def test_what_they_stand_for_is_near(codes: torch.dtype) -> None:
+def test_dequantized_numbers_are_near(codes: torch.dtype) -> None:
     x = numbers(torch.float32)
     found, scales = quantize(x, codes)
     error = (dequantize(found, scales, torch.float32) - x).abs()
@@ -66,7 +66,7 @@ def test_what_they_stand_for_is_near(codes: torch.dtype) -> None:
 
 @codes
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_spoils_its_head_alone(codes: torch.dtype, bad: float) -> None:
+def test_a_number_that_is_not_finite_spoils_its_head_alone(codes: torch.dtype, bad: float) -> None:
     x = torch.randn(3, 16)
     x[1, 5] = bad
     found = dequantize(*quantize(x, codes), torch.float32)

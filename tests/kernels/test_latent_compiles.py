@@ -108,7 +108,7 @@ def sizes(shape: Shape) -> dict[str, Any]:
 @each_arch
 @each_dtype
 @pytest.mark.parametrize("codes", [None, "u8", "i8"])
-def test_what_is_before_attention(codes: str | None, dtype: str, arch: int) -> None:
+def test_the_kernels_before_attention_compile(codes: str | None, dtype: str, arch: int) -> None:
     check(write_kernel, sizes(DEEPSEEK_V3), dtype, arch, NUM_WARPS, codes)
     check(rotate_kernel, sizes(DEEPSEEK_V3), dtype, arch, NUM_WARPS)
 

@@ -164,7 +164,7 @@ def test_a_ready_worker_compiles_nothing_for_logits_rules(started: Started) -> N
     assert started.card.loaded[len(compiled) :] == []
 
 
-def test_what_a_step_computed_goes_with_it(started: Started) -> None:
+def test_results_are_freed_with_their_step(started: Started) -> None:
     """Without the garbage collector: nothing refers back to the step."""
     step = started.engine.decode(2, [0])
     logits = weakref.ref(step.forward())

@@ -173,7 +173,7 @@ products = pytest.mark.parametrize(
 
 @products
 @pytest.mark.parametrize("num_tokens", [1, 32, 64])
-def test_no_step_waits_for_what_it_loads_itself(
+def test_no_iteration_waits_for_its_own_loads(
     kernel: Any, shape: tuple[int, int], num_tokens: int
 ) -> None:
     """Weights and tokens are prefetched, and nothing is loaded into registers."""
@@ -279,7 +279,7 @@ def test_a_sum_over_codes_has_the_same_order_for_all_numbers_of_tokens(
 @pytest.mark.parametrize(
     ("form", "dtype"), only([*zip(CODES, cycle(TYPES), strict=False)], CODES, TYPES)
 )
-def test_what_decodes_fits(form: str, dtype: torch.dtype, arch: int) -> None:
+def test_decoding_fits_the_registers(form: str, dtype: torch.dtype, arch: int) -> None:
     known, _ = CODES[form]
     pointers, absent = of_codes(form)
     pointers["p_codes"] = pointers.pop("codes")

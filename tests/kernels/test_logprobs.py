@@ -58,7 +58,7 @@ def test_logprobs_of_a_large_vocabulary_are_the_same_bits_alone_and_among_others
         assert alone.values[0].equal(result.values[row])
 
 
-def test_logprobs_of_named_ids_are_those_of_the_whole_vocabulary_bit_by_bit(
+def test_logprobs_of_named_ids_match_the_whole_vocabulary_bit_by_bit(
     sampler: Sampler,
 ) -> None:
     rng = np.random.default_rng(6)

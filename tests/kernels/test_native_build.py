@@ -29,7 +29,7 @@ def test_without_a_build_of_these_sources_there_is_none(
         (" ".join(sorted(build.VARIANTS["avx512"].flags)), ["avx512", "avx2"]),
     ],
 )
-def test_a_cpu_gets_what_it_can_run(
+def test_a_cpu_gets_the_variants_it_can_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str, expected: list[str]
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")

@@ -108,7 +108,7 @@ def test_nan_stays_with_its_token_and_chooses_experts_that_exist(device: torch.d
         ({"score": "tanh"}, "score 'tanh' is not one of"),
     ],
 )
-def test_what_cannot_be_chosen_is_an_error(given: dict[str, Any], message: str) -> None:
+def test_impossible_choices_are_errors(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         route(torch.zeros(1, 12), Routing(**{"num_chosen": 2, **given}))
 

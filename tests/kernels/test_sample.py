@@ -57,7 +57,7 @@ SCORES = st.lists(st.integers(-24, 24).map(lambda x: x / 4), min_size=2, max_siz
 
 @settings(max_examples=50)
 @given(scores=SCORES, top_k=st.integers(0, 45))
-def test_top_k_keeps_what_is_at_least_the_kth(
+def test_top_k_keeps_scores_from_the_kth_up(
     sampler: Sampler, scores: list[float], top_k: int
 ) -> None:
     rows = torch.tensor([scores, scores])
@@ -86,7 +86,7 @@ def test_top_p_keeps_the_smallest_set_of_that_mass_and_its_ties(
 
 @settings(max_examples=50)
 @given(scores=SCORES, min_p=st.floats(0.0, 1.0, width=32))
-def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
+def test_min_p_keeps_tokens_probable_enough_beside_the_highest(
     sampler: Sampler, scores: list[float], min_p: float
 ) -> None:
     rows = torch.tensor([scores, scores])
@@ -106,7 +106,7 @@ def test_min_p_keeps_what_is_probable_enough_beside_the_highest(
     top_n_sigma=st.floats(0.0, 8.0, width=32),
     temperature=st.sampled_from([0.25, 1.0, 4.0]),
 )
-def test_top_n_sigma_keeps_what_is_near_the_highest_in_standard_deviations(
+def test_top_n_sigma_keeps_scores_within_some_deviations_of_the_highest(
     sampler: Sampler,
     scores: list[float],
     is_hidden: list[bool],
@@ -131,7 +131,7 @@ def test_top_n_sigma_keeps_what_is_near_the_highest_in_standard_deviations(
 
 
 @pytest.mark.parametrize("value", [0.05, 0.3, 0.9])
-def test_filters_keep_what_those_of_transformers_keep(sampler: Sampler, value: float) -> None:
+def test_filters_keep_the_same_tokens_as_transformers(sampler: Sampler, value: float) -> None:
     scores = torch.from_numpy(np.random.default_rng(7).normal(size=(20, 300)) * 3).float()
     top_k = int(value * 100)
     kept_by = {
@@ -156,7 +156,7 @@ def test_a_wide_and_a_narrow_nucleus_are_found_alike(sampler: Sampler, spread: f
 
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_mixed_batch_samples_what_the_reference_samples_row_by_row(
+def test_a_mixed_batch_samples_like_the_reference_row_by_row(
     sampler: Sampler, data: st.DataObject
 ) -> None:
     num = data.draw(st.integers(1, 6))
@@ -228,7 +228,7 @@ def test_a_row_that_cannot_be_sampled_has_a_code_in_place_of_a_token(
     assert tokens[-1] >= 0
 
 
-def test_logits_of_some_tokens_are_checked_and_what_they_were_spread_to_is_drawn_from(
+def test_logits_of_some_tokens_are_checked_and_spread_ones_drawn_from(
     sampler: Sampler,
 ) -> None:
     rng = np.random.default_rng(4)
@@ -296,7 +296,7 @@ def test_noise_stays_within_the_gap_that_is_skipped() -> None:
     assert (noise[2:].diff() > 0).all()
 
 
-def test_what_is_skipped_would_not_have_won(sampler: Sampler) -> None:
+def test_skipped_tokens_would_not_have_won(sampler: Sampler) -> None:
     logits = np.random.default_rng(4).normal(size=(64, 500)).astype(np.float32) * 12
     tokens = drawn(sampler, torch.from_numpy(logits), random_rows(64, seeds=np.arange(64)))
     for row, token, seed in zip(logits, tokens, range(64), strict=True):

@@ -35,13 +35,13 @@ def test_gates_far_from_zero_are_shut_or_open(device: torch.device, act: Act) ->
     assert silu_mul(gate_up, act).tolist() == [[0, 0, 800, 5e4]]
 
 
-def test_without_gates_what_is_above_zero_is_squared(device: torch.device) -> None:
+def test_without_gates_positive_numbers_are_squared(device: torch.device) -> None:
     *found, nan = silu_mul(torch.tensor([-3.0, 0.0, 2.0, torch.nan], device=device), "relu2")
     assert [float(each) for each in found] == [0, 0, 4]
     assert nan != nan
 
 
-def test_what_is_beyond_the_limit_is_clamped_but_for_low_gates(device: torch.device) -> None:
+def test_numbers_beyond_the_limit_are_clamped_except_low_gates(device: torch.device) -> None:
     gate_up = torch.tensor([[-200.0, 9.0, 9.0, torch.nan, 9.0, 9.0, -9.0, 9.0]], device=device)
     low, up, down, nan = silu_mul(gate_up, Clamp(100.0, 7.0))[0].tolist()
     assert [low, up, down] == [0, 7 * 8, 7 * -6]

@@ -17,7 +17,7 @@ TOLERANCE = 2e-5  # float32 sums of a thousand exponentials
 
 @pytest.mark.parametrize("vocab_size", [1, 17, 2001])
 @pytest.mark.parametrize("share_hidden", [0.0, 0.9])
-def test_rows_sample_by_their_slots_what_the_reference_samples(
+def test_rows_sample_by_their_slots_like_the_reference(
     device: torch.device, vocab_size: int, share_hidden: float
 ) -> None:
     rng = np.random.default_rng(vocab_size)
@@ -42,7 +42,7 @@ def test_rows_sample_by_their_slots_what_the_reference_samples(
     ]
 
 
-def test_logits_of_some_tokens_are_checked_and_what_they_were_spread_to_is_drawn_from(
+def test_logits_of_some_tokens_are_checked_and_spread_ones_drawn_from(
     device: torch.device,
 ) -> None:
     """Other tokens may hold anything; they are not read."""
@@ -87,7 +87,7 @@ def test_slots_that_cannot_be_sampled_have_a_code_in_place_of_a_token(
     assert tokens[4] >= 0
 
 
-def test_scores_are_those_that_are_sampled_from(device: torch.device) -> None:
+def test_scores_are_the_ones_sampled_from(device: torch.device) -> None:
     rng, num_slots = np.random.default_rng(3), 12
     params = slot_params(rng, num_slots)
     slots = torch.arange(num_slots, dtype=torch.int32, device=device)
@@ -99,7 +99,7 @@ def test_scores_are_those_that_are_sampled_from(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("values", [{"top_k": 30}, {"top_p": 0.6}, {"top_k": 30, "top_p": 0.6}])
-def test_what_ties_with_the_last_is_kept(device: torch.device, values: dict[str, float]) -> None:
+def test_ties_with_the_last_token_are_kept(device: torch.device, values: dict[str, float]) -> None:
     """Scores on a grid, with both zeros; equal rows give equal samples."""
     rng = np.random.default_rng(11)
     filters = {
@@ -127,7 +127,7 @@ def test_what_ties_with_the_last_is_kept(device: torch.device, values: dict[str,
 
 
 @pytest.mark.parametrize("vocab_size", [20, 2001])
-def test_logprobs_of_rows_that_want_them_are_those_of_the_reference(
+def test_logprobs_of_rows_that_want_them_match_the_reference(
     device: torch.device, vocab_size: int
 ) -> None:
     """With ties, hidden logits and both zeros among them."""

@@ -90,7 +90,7 @@ class Streams:
         await asyncio.gather(*self.tasks)
 
 
-async def test_prompts_are_shared_out_and_those_that_begin_alike_are_not(tmp_path: Path):
+async def test_prompts_are_spread_over_cells_except_ones_with_a_common_prefix(tmp_path: Path):
     async with (
         running_mesh(tmp_path, num_schedulers=2, num_workers=2, num_tokenizers=2) as mesh,
         client_of(mesh) as client,

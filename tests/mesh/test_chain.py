@@ -48,7 +48,7 @@ async def complete(client: AsyncOpenAI, num: int, **kwargs):
     )
 
 
-async def test_chat_and_completions_bring_what_the_worker_wrote(tmp_path: Path):
+async def test_chat_and_completions_bring_the_text_of_the_worker(tmp_path: Path):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         done = await complete(client, 40)
         assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
@@ -198,7 +198,7 @@ async def test_clients_that_leave_the_waiting_queue_count_for_retry_after(tmp_pa
         await mesh.until_idle()
 
 
-async def test_what_no_service_takes_over_in_time_ends_with_an_error(tmp_path: Path):
+async def test_a_request_without_a_successor_in_time_ends_with_an_error(tmp_path: Path):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         mesh.services["gateway"]._mesh._replay_s = 0.3
         stream = await complete(client, 2000, stream=True)
@@ -374,7 +374,7 @@ async def test_a_service_that_drains_leaves_only_when_its_streams_have_ended(
 
 
 @pytest.mark.parametrize("has_smaller", [False, True])
-async def test_when_no_worker_that_can_run_it_comes_back_in_time_what_waits_fails(
+async def test_waiting_requests_fail_if_no_suitable_worker_returns_in_time(
     tmp_path: Path, has_smaller: bool
 ):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:

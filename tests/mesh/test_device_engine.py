@@ -70,7 +70,7 @@ async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> dict[s
         return reply
 
 
-async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
+async def test_answers_match_the_engine_of_cpus(tmp_path: Path) -> None:
     """Each prompt and each kind of request at least once, and short texts."""
     await compare(tmp_path, [body | {"max_tokens": 12} for body in bodies()[::4]])
 
@@ -91,7 +91,7 @@ async def test_drafts_of_some_tokens_leave_answers_as_they_are(tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_answers_with_layers_in_the_hosts_memory_are_those_without(tmp_path: Path) -> None:
+async def test_answers_with_layers_in_the_hosts_memory_match_runs_without(tmp_path: Path) -> None:
     """All layers of the trunk, quantized, in a worker that logs it."""
     asked, codes = bodies()[::7], {"QUANTIZATION": "wint4"}
     offloading = codes | {"CPU_OFFLOAD_GB": "1"}
@@ -104,7 +104,7 @@ async def test_answers_with_layers_in_the_hosts_memory_are_those_without(tmp_pat
 
 
 @pytest.mark.slow
-async def test_answers_with_experts_in_the_hosts_memory_are_those_without(tmp_path: Path) -> None:
+async def test_answers_with_experts_in_the_hosts_memory_match_runs_without(tmp_path: Path) -> None:
     """A random DeepSeek-V3: a layer without experts, three with, and latent attention."""
     model = tmp_path / "model"
     save_family(model, "DeepseekV3ForCausalLM", vocab_size=8192, max_position_embeddings=512)
@@ -120,7 +120,7 @@ async def test_answers_with_experts_in_the_hosts_memory_are_those_without(tmp_pa
 
 
 @pytest.mark.slow
-async def test_all_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
+async def test_all_answers_match_the_engine_of_cpus(tmp_path: Path) -> None:
     await compare(tmp_path, bodies())
 
 

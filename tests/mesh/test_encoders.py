@@ -38,7 +38,7 @@ def encode(model: Path, texts: list[str]) -> list[list[int]]:
 
 
 @pytest.mark.slow
-async def test_embeddings_are_those_of_transformers_and_outlive_a_worker(tmp_path: Path) -> None:
+async def test_embeddings_match_transformers_and_outlive_a_worker(tmp_path: Path) -> None:
     model = tmp_path / "model"
     save_encoder(model, BertModel)
     save_modules(model, "mean_tokens", "Normalize", max_length=LENGTH)
@@ -89,7 +89,7 @@ async def check_model(url: str) -> None:
 
 
 @pytest.mark.slow
-async def test_scores_of_pairs_are_those_of_transformers(tmp_path: Path) -> None:
+async def test_scores_of_pairs_match_transformers(tmp_path: Path) -> None:
     """The second text has token types of its own, also if it is cut."""
     model = tmp_path / "model"
     save_encoder(model, BertForSequenceClassification, num_labels=1)

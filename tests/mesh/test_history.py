@@ -52,7 +52,7 @@ async def test_a_chat_goes_on_and_finds_its_beginning_in_the_cache(tmp_path: Pat
         await mesh.until_idle()
 
 
-async def test_a_replay_says_what_its_first_attempt_dropped(tmp_path: Path):
+async def test_a_replay_reports_the_turns_dropped_by_its_first_attempt(tmp_path: Path):
     turns = [
         message
         for number in range(20)

@@ -57,7 +57,7 @@ async def until_linked(encoder: Member) -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.timeout(300)
-async def test_texts_are_those_of_transformers_with_an_encoder_and_after_its_death(
+async def test_texts_match_transformers_with_an_encoder_and_after_its_death(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "model"

@@ -155,7 +155,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.mark.parametrize("folder", SERVED, indirect=True, scope="module")
-async def test_texts_are_those_of_transformers(client: Client, transformers: Reference) -> None:
+async def test_texts_match_transformers(client: Client, transformers: Reference) -> None:
     contents = [
         (picture(1, 200, 150), QUESTION),
         (picture(2, 200, 150), QUESTION),

@@ -51,7 +51,7 @@ async def test_one_prompt_too_long_refuses_all_of_a_list(tmp_path: Path):
 
 
 @pytest.mark.parametrize("num", [3, -1])
-async def test_logprobs_are_those_of_the_worker(tmp_path: Path, num: int):
+async def test_logprobs_match_the_worker(tmp_path: Path, num: int):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         reply = await client.completions.create(
             model="shoal-tiny", prompt="a", max_tokens=40, logprobs=num, extra_body=NAMED_BY_ID
@@ -113,7 +113,7 @@ async def test_a_request_is_aborted_through_another_gateway(tmp_path: Path):
         await mesh.until_idle()
 
 
-async def test_through_whichever_gateway_a_key_ends_only_what_it_asked_for(tmp_path: Path):
+async def test_a_key_aborts_only_its_own_requests_through_any_gateway(tmp_path: Path):
     async with running_mesh(tmp_path) as mesh, aiohttp.ClientSession() as session:
         for number in (1, 2):
             config = GatewayConfig(

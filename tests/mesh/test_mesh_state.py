@@ -59,7 +59,7 @@ async def test_every_gateway_lists_every_service_with_its_links(tmp_path: Path) 
                     assert [each["instance"] for each in service["links"]] == lower
 
 
-async def test_what_workers_do_is_counted(tmp_path: Path) -> None:
+async def test_the_work_of_workers_is_counted(tmp_path: Path) -> None:
     async with running_mesh(tmp_path, step_s=0.002) as mesh, writing(mesh, 400):
         roles = await until(mesh, lambda roles: roles["worker"][0]["stats"]["tokens_per_s"] > 0)
         worker = roles["worker"][0]["stats"]

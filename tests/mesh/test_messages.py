@@ -75,7 +75,7 @@ def without_id(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"id": "", "content": content, "usage": (num_prompt, usage["output_tokens"])}
 
 
-async def test_what_claude_code_sends_is_answered(
+async def test_requests_of_claude_code_are_answered(
     http: aiohttp.ClientSession, subtests: pytest.Subtests
 ):
     """A captured request with shortened texts and tools; ``written`` follows descriptions of
@@ -194,7 +194,7 @@ async def test_thinking_is_a_block_that_may_come_back(http: aiohttp.ClientSessio
             assert "X-Shoal-Warnings" not in response.headers
 
 
-async def test_who_asks_for_no_thinking_gets_the_answer_first(http: aiohttp.ClientSession):
+async def test_without_thinking_the_answer_comes_first(http: aiohttp.ClientSession):
     (block,) = (await ask(http))["content"]
     assert block["type"] == "text"
 

@@ -155,7 +155,7 @@ async def observed_mesh(directory: Path) -> AsyncIterator[Mesh]:
         yield mesh
 
 
-async def test_each_service_exports_its_metrics_and_counts_what_it_did(tmp_path: Path, monkeypatch):
+async def test_each_service_exports_its_metrics_and_counts_its_work(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(link_module, "HEARTBEAT_S", 0.05)
     show_parameters(3, 2)  # done by loading, which the fake engine skips
     async with observed_mesh(tmp_path) as mesh:

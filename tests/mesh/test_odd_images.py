@@ -121,7 +121,7 @@ async def test_good_files_of_odd_forms_are_answered(client: Client) -> None:
         assert await client.text(chat(data_url(file))), name
 
 
-async def test_fetched_images_are_those_of_the_request(client: Client, host: int) -> None:
+async def test_fetched_images_match_the_request(client: Client, host: int) -> None:
     expected = await client.text(chat(data_url(PLAIN)))
     base = f"http://127.0.0.1:{host}"
     assert await client.text(chat(f"{base}/plain.png")) == expected

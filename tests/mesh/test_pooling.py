@@ -79,7 +79,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-async def test_embeddings_are_those_of_transformers_and_refusals_name_the_field(
+async def test_embeddings_match_transformers_and_refusals_name_the_field(
     tmp_path: Path, embedder: Path
 ) -> None:
     expected = truth(embedder, TEXTS)
@@ -238,7 +238,7 @@ async def test_2048_inputs_take_turns_and_outlive_a_worker(tmp_path: Path, embed
 
 
 @pytest.mark.slow
-async def test_means_are_those_of_transformers_in_chunks(tmp_path: Path) -> None:
+async def test_means_match_transformers_in_chunks(tmp_path: Path) -> None:
     save_embedder(tmp_path / "model", "mean_tokens")
     expected = truth(tmp_path / "model", TEXTS, "mean_tokens")
     settings: dict[str, Any] = {"MAX_NUM_BATCHED_TOKENS": "7", "MAX_NUM_SEQS": "3"}

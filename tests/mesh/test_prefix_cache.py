@@ -70,7 +70,7 @@ async def test_keys_share_a_cache_only_where_the_setting_says_so(tmp_path: Path,
                 assert cached == [32 if number and is_shared else 0, 32]
 
 
-async def test_of_several_choices_the_first_counts_what_was_cached_and_the_others_hit_the_cache(
+async def test_the_first_choice_counts_cached_tokens_and_the_others_hit_the_cache(
     tmp_path: Path, change: Any
 ):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
@@ -102,7 +102,7 @@ async def test_the_cache_is_emptied_at_the_admin_port(tmp_path: Path):
 
 
 @pytest.mark.parametrize("lost", ["tokenizer", "scheduler"])
-async def test_after_a_replay_usage_has_what_was_cached_when_the_request_came(
+async def test_after_a_replay_usage_has_the_cached_tokens_of_the_first_attempt(
     tmp_path: Path, lost: str
 ):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:

@@ -83,7 +83,7 @@ def narrow_windows(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_prompt, "WINDOW_BYTES", NARROW_BYTES)
 
 
-async def test_more_than_a_window_streams_to_who_reads(
+async def test_more_than_a_window_streams_to_a_reading_client(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     prompt = PROMPT[:40]

@@ -106,7 +106,7 @@ async def test_a_sum_is_answered_and_a_cut_is_incomplete(client: AsyncOpenAI):
     assert cut.usage.output_tokens == 5
 
 
-async def test_logprobs_are_those_of_the_text(client: AsyncOpenAI):
+async def test_logprobs_match_the_text(client: AsyncOpenAI):
     reply: Any = await client.responses.create(
         model=MODEL,
         input="What is 12 + 30?",
@@ -289,7 +289,7 @@ async def test_a_worker_that_dies_is_not_noticed(client: AsyncOpenAI, fleet: Fle
 
 
 @pytest.mark.slow
-async def test_what_codex_has_sent_is_answered(tmp_path_factory: pytest.TempPathFactory):
+async def test_requests_of_codex_are_answered(tmp_path_factory: pytest.TempPathFactory):
     """Its first request, and the one with a call's result; texts in them are shortened."""
     directory = tmp_path_factory.mktemp("codex")
     (model := directory / "long").mkdir()

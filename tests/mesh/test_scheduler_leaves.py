@@ -48,7 +48,7 @@ async def test_a_scheduler_that_is_replaced_holds_up_no_request(tmp_path: Path):
         await fleet.until_idle()
 
 
-async def test_a_scheduler_that_is_stopped_together_with_its_tokenizers_ends_what_is_open(
+async def test_a_scheduler_stopped_with_its_tokenizers_ends_open_requests(
     tmp_path: Path,
 ):
     async with running_mesh(tmp_path, step_s=0.01) as mesh, client_of(mesh) as client:

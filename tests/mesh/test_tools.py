@@ -177,7 +177,7 @@ async def test_a_conversation_with_results_of_tools_goes_on(client: AsyncOpenAI)
     assert done.usage.completion_tokens > 0
 
 
-async def test_logprobs_of_a_call_are_those_of_all_its_tokens(client: AsyncOpenAI):
+async def test_logprobs_of_a_call_match_all_its_tokens(client: AsyncOpenAI):
     more = {"tool_choice": "required", "logprobs": True, "top_logprobs": 2}
     done = await ask(client, **more)
     whole = [each.token for each in done.choices[0].logprobs.content]

@@ -106,7 +106,7 @@ async def test_the_spans_of_all_services_lie_within_the_request(tmp_path: Path, 
     assert len({span["id"] for span in trace["spans"]}) == len(trace["spans"])
 
 
-async def test_a_request_that_waited_says_for_what(tmp_path: Path) -> None:
+async def test_a_request_reports_the_reason_for_its_wait(tmp_path: Path) -> None:
     async with mesh_and_client(tmp_path, capacity=ONE_SLOT) as (mesh, http):
         first = asyncio.create_task(ask(http, "first", max_tokens=100))
         await mesh.until(lambda: mesh.core.workers and mesh.core.sequences)
@@ -138,7 +138,7 @@ async def test_one_that_others_overtook_waited_for_their_priority(tmp_path: Path
     assert (queue["reason"], queue["num_before"], queue["num_sooner"]) == ("priority", 0, 2)
 
 
-async def test_a_lost_worker_shows_in_the_trace_of_what_it_ran(tmp_path: Path) -> None:
+async def test_a_lost_worker_shows_in_the_traces_of_its_sequences(tmp_path: Path) -> None:
     async with mesh_and_client(tmp_path, num_workers=2) as (mesh, http):
         request = asyncio.create_task(ask(http, "moved", max_tokens=200))
         await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
@@ -165,7 +165,7 @@ async def test_a_lost_worker_shows_in_the_trace_of_what_it_ran(tmp_path: Path) -
     }
 
 
-async def test_a_lost_worker_that_no_other_stands_in_for_is_what_its_sequence_waited_for(
+async def test_a_sequence_waits_for_the_successor_of_its_only_worker(
     tmp_path: Path,
 ) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
@@ -246,7 +246,7 @@ async def test_a_replay_shows_as_another_attempt(tmp_path: Path, kind: str) -> N
     assert one(trace, "scheduler", "sequence")["attributes"]["attempt"] == last["attempt"]
 
 
-async def test_what_a_stop_string_ends_is_reported_after_the_reply(tmp_path: Path) -> None:
+async def test_an_end_by_a_stop_string_is_reported_after_the_reply(tmp_path: Path) -> None:
     async with mesh_and_client(tmp_path) as (mesh, http):
         await ask(http, "stopped", stop=" turns", max_tokens=50)
         trace = await whole_trace(mesh, http, "stopped")
@@ -289,7 +289,7 @@ async def test_traces_are_listed_newest_or_slowest_first(tmp_path: Path) -> None
         assert "expected newest or slowest" in await listed("order=fastest")
 
 
-async def test_shoal_trace_draws_what_the_server_knows(
+async def test_shoal_trace_draws_the_spans_of_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")

@@ -37,7 +37,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @needs_av
-async def test_texts_are_those_of_transformers(
+async def test_texts_match_transformers(
     tmp_path: Path, folder: Path, transformers: Reference
 ) -> None:
     files = [encoded(FRAMES, 4.0), encoded(FRAMES[::-1], 4.0)]

@@ -32,7 +32,7 @@ def test_its_shards_are_small_and_complete():
     assert any("mtp_layers.0.input_proj" in name for name in index["weight_map"])
 
 
-def test_its_card_has_what_a_card_must_have():
+def test_its_card_has_the_required_sections():
     card = (EMBEDDED_MODEL / "README.md").read_text()
     for word in ("bits per byte", "licence", "parameters", "accepted", "demonstration", "held out"):
         assert word in card

@@ -181,7 +181,7 @@ def test_a_call_of_a_tool_is_part_of_the_text(llm: LLM):
     assert "multiply" in (result.prompt or "")
 
 
-def test_without_parameters_those_of_the_model_apply(llm: LLM):
+def test_without_parameters_the_models_defaults_apply(llm: LLM):
     [result] = llm.generate("import os\n")
     assert len(result.outputs[0].token_ids) == 16
     params = llm.get_default_sampling_params()

@@ -7,7 +7,7 @@ from chatting import ENDLESS, TALK, answers, say, set_fields, set_temperature, u
 from playwright.sync_api import Page, expect
 
 
-def test_an_answer_streams_and_says_what_it_took(page: Page):
+def test_an_answer_streams_and_reports_its_cost(page: Page):
     set_fields(page, ENDLESS | {"max_tokens": 400})
     say(page, TALK)
     answer = answers(page).first
@@ -18,7 +18,7 @@ def test_an_answer_streams_and_says_what_it_took(page: Page):
     expect(answer.locator(".costs")).to_contain_text("cut")
 
 
-def test_stop_keeps_what_has_come_and_the_chat_goes_on(page: Page):
+def test_stop_keeps_the_partial_answer_and_the_chat_goes_on(page: Page):
     set_fields(page, ENDLESS)
     say(page, TALK)
     expect(answers(page).locator(".prose").last).to_contain_text("Shoal")
@@ -72,7 +72,7 @@ def test_an_edit_is_sent_and_left_by_keys(page: Page):
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
-def test_the_request_holds_what_the_panel_says(page: Page):
+def test_the_request_holds_the_settings_of_the_panel(page: Page):
     page.get_by_label("System prompt").fill("Be brief.")
     set_temperature(page)
     page.get_by_role("spinbutton", name="Max tokens").fill("7")
@@ -147,7 +147,7 @@ def test_an_answer_in_json_keeps_its_backslashes(page: Page):
     assert json.loads(text) == expected
 
 
-def test_a_new_chat_takes_back_what_an_example_has_set(page: Page):
+def test_a_new_chat_resets_the_settings_of_an_example(page: Page):
     page.get_by_role("button", name="Call a tool").click()
     until_done(page)
     tools = page.get_by_label("Tools", exact=True)

@@ -59,7 +59,7 @@ def test_an_answer_whose_gateway_is_killed_says_so_and_is_retried(browser: Brows
         expect(until_done(page)).to_have_attribute("data-status", "done")
 
 
-def test_what_was_seen_before_the_connection_broke_is_shown_as_old(page: Page):
+def test_the_state_before_a_lost_connection_is_shown_as_old(page: Page):
     page.get_by_role("link", name="Mesh").click()
     expect(page.locator(".service[data-role=gateway]")).to_contain_text("ready")
     page.context.set_offline(True)

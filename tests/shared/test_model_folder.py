@@ -50,7 +50,7 @@ def test_a_missing_file_is_named(folder: Path) -> None:
         read_model_info(folder, [], None)
 
 
-def test_only_who_loads_weights_misses_them(folder: Path) -> None:
+def test_only_services_that_load_weights_miss_them(folder: Path) -> None:
     before = read_model_info(folder, [], None)
     (folder / "model.safetensors").unlink()
     without = read_model_info(folder, [], None)
@@ -67,7 +67,7 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
         weight_files(folder)
 
 
-def test_shards_are_those_of_the_index(folder: Path) -> None:
+def test_shards_match_the_index(folder: Path) -> None:
     shard(folder, "b.safetensors", "a.safetensors")
     (folder / "c.safetensors").write_bytes(b"another")
     assert [file.name for file in weight_files(folder)] == ["a.safetensors", "b.safetensors"]
@@ -158,7 +158,7 @@ def test_a_file_that_is_no_safetensors_is_named(folder: Path) -> None:
         read_model_info(folder, [], None)
 
 
-def test_the_fingerprint_follows_what_makes_the_model_another(folder: Path) -> None:
+def test_the_fingerprint_follows_the_identity_of_the_model(folder: Path) -> None:
     seen = [read_model_info(folder, [], None).fingerprint]
     (folder / "README.md").write_text("of no matter")
     assert read_model_info(folder, ["other"], 5).fingerprint == seen[0]

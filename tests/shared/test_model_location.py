@@ -101,7 +101,7 @@ def list_files(cache: Path, snapshot: Path, *lacking: str) -> None:
     path.write_text(json.dumps(listing))
 
 
-def test_a_snapshot_may_lack_what_we_never_read(cache: Path) -> None:
+def test_a_snapshot_may_lack_files_that_are_never_read(cache: Path) -> None:
     snapshot = add_model(cache, "org/name")
     list_files(cache, snapshot, "README.md", "pytorch_model.bin", "onnx/config.json")
     assert locate_model("org/name").folder == snapshot

@@ -123,7 +123,7 @@ def test_two_tokens_make_a_model_of_scores(tmp_path: Path) -> None:
         (["Pooling:lasttoken"], {"runner": "generate"}, "pooler-config: the model does not pool"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(
+def test_unsupported_pooling_is_refused_by_name(
     modules: list[str], settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     folder = make_folder(tmp_path, *modules)

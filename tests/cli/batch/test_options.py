@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 from tests.shared.batch.test_lines import line, write
 
 
-def test_what_is_no_option_is_a_setting_of_the_mesh(tmp_path: Path):
+def test_unknown_options_are_settings_of_the_mesh(tmp_path: Path):
     path = write(tmp_path / "in", line())
     options, settings = parse(
         ["-i", str(path), "--model", "/m", "-o", str(tmp_path / "out"), "--max-num-seqs=4"]

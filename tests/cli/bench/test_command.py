@@ -145,7 +145,7 @@ async def test_a_server_that_is_not_there_is_an_error_of_one_line(unused_tcp_por
         (["serve", "--trace", "/no/such"], 2, "serve: --trace: cannot read /no/such"),
     ],
 )
-def test_what_a_person_may_type_wrong(words: list[str], code: int, text: str, capsys):
+def test_mistyped_arguments_are_named(words: list[str], code: int, text: str, capsys):
     assert main(words) == code
     output = capsys.readouterr()
     assert text in output.out + output.err

@@ -25,7 +25,7 @@ def test_drawn_lengths_are_at_least_one_and_at_most_the_limit(each: Lengths, see
 
 
 @given(lengths)
-def test_what_is_written_is_what_is_read(each: Lengths):
+def test_parsing_inverts_formatting(each: Lengths):
     assert Lengths.parse(str(each)) == each
 
 
@@ -46,6 +46,6 @@ normal:10 normal:10,-1 normal:nan,1 normal:10,nan lognormal:0,1 lognormal:9,11 f
 
 
 @pytest.mark.parametrize("text", ["", *WRONG.split()])
-def test_what_is_no_length_is_refused_by_its_text(text: str):
+def test_a_malformed_length_is_refused_by_its_text(text: str):
     with pytest.raises(ValueError, match=f"^'{text}'"):
         Lengths.parse(text)

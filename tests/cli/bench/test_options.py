@@ -36,7 +36,7 @@ def test_a_verdict_loads_with_half_as_much_again():
     assert parse(["--verdict", "0.01", "--duration", "5"]).num_measured(None) == 3
 
 
-def test_of_a_trace_what_does_not_warm_up_counts():
+def test_requests_of_a_trace_after_the_warm_up_count():
     settings = parse(["--trace", "t", "--warmup", "3"])
     assert settings.num_measured(10) == 7
     with pytest.raises(ConfigError, match="--trace: 3 to warm up and 1 to count are more than its"):

@@ -74,7 +74,7 @@ def test_codes_in_the_kv_cache_are_compared_with_numbers(tmp_path: Path):
     assert figures["reference"]["kl_divergence"] == 0
 
 
-def test_the_figures_are_those_of_what_transformers_computes(tmp_path: Path):
+def test_the_figures_match_transformers(tmp_path: Path):
     """All forms, by default on text held out of training."""
     figures = measured(tmp_path, "--dtype", "float32")["figures"]
     assert [*figures] == ["reference", *ONLINE]
@@ -138,7 +138,7 @@ def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_
         (["--lenght", "64"], "--lenght"),
     ],
 )
-def test_what_a_person_may_type_wrong_is_an_error_of_one_line(words: list[str], text: str, capsys):
+def test_mistyped_arguments_are_errors_of_one_line(words: list[str], text: str, capsys):
     assert_refused(words, text, capsys)
 
 

@@ -38,7 +38,7 @@ def test_prompts_share_prefixes_and_are_as_long_as_asked(prefix_len, num, vocab,
     assert prompts == random_prompts(settings, 30, rng(seed))
 
 
-def test_all_prefixes_are_used_and_what_follows_them_differs():
+def test_all_prefixes_are_used_with_different_continuations():
     settings = parse(["--prefix-len", "6", "--num-prefixes", "4", "--input-len", "12"])
     prompts = random_prompts(settings, 100, rng())
     assert len({tuple(prompt[:6]) for prompt in prompts}) == 4

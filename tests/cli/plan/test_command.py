@@ -72,7 +72,7 @@ def test_all_cards_are_compared_from_a_config_alone(tmp_path: Path, capsys) -> N
         assert words in " ".join(text.split())
 
 
-def test_steps_are_taken_from_what_was_measured_elsewhere(tmp_path: Path, capsys) -> None:
+def test_steps_are_taken_from_measurements_elsewhere(tmp_path: Path, capsys) -> None:
     measured = tmp_path / "engine.json"
     figures = {"step_ms": {"decode": {"p50": 10.0}}, "prefill_tokens_per_s": 1000.0}
     load = {"concurrency": 1, "input_len": "8", "output_len": "8"}
@@ -109,7 +109,7 @@ def test_targets_hold_without_times_too(tmp_path: Path) -> None:
     assert machine["workers"] == 2
 
 
-def test_what_takes_time_is_said() -> None:
+def test_slow_work_is_announced() -> None:
     said: list[str] = []
     given, rest = parse([*LOAD, "--card", "h100", "--concurrency", "2", "--device", "cpu"])
     plan(given, load_settings(WorkerConfig, rest, PROGRAM), said.append)
@@ -124,7 +124,7 @@ def test_a_config_alone_that_fits_exits_with_0(capsys) -> None:
     assert len({each.end() for each in facts if each}) == 1, "all of them are one table"
 
 
-def test_what_does_not_fit_says_the_sum_and_exits_with_1(capsys) -> None:
+def test_a_load_without_room_prints_the_sum_and_exits_with_1(capsys) -> None:
     flags = ["--device", "cpu", "--kv-cache-memory-bytes", "1000", "--no-measure"]
     assert main([*LOAD, *flags]) == FAILED
     assert "kv-cache-memory-bytes" in capsys.readouterr().out

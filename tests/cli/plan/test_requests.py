@@ -54,7 +54,7 @@ def test_of_a_gateways_log_the_ends_of_requests_count_from_their_beginning(tmp_p
     assert [each.arrived_s for each in found] == [4.5, 6.0]
 
 
-def test_what_serve_writes_between_the_lines_of_its_log_is_passed_over(tmp_path: Path) -> None:
+def test_lines_of_serve_between_log_lines_are_skipped(tmp_path: Path) -> None:
     path = log_of(tmp_path, {"prompt_tokens": 7, "completion_tokens": 3})
     path.write_text(f"worker 0.1: ready\n{path.read_text()}\nready after 2.4 s: http://a/v1\n")
     assert read(path, num_words, 40) == [Request(7, 3)]
@@ -72,7 +72,7 @@ def test_what_serve_writes_between_the_lines_of_its_log_is_passed_over(tmp_path:
         ([{"prompt_tokens": 1, "timestamp": 1.0}, {"prompt_tokens": 1}], "1 of 2 lines have no"),
     ],
 )
-def test_what_is_wrong_in_a_log_is_said_with_its_line(
+def test_an_error_in_a_log_names_its_line(
     tmp_path: Path, lines: list[dict[str, Any]], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=problem):

@@ -44,7 +44,7 @@ def test_gates_and_ups_get_deltas_before_the_activation(num_tokens: int, act: Ac
     assert torch.equal(found[::2], gated(x, weight, act=act)[::2])
 
 
-def test_texts_are_those_of_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_match_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_qwen2(tmp_path, num_hidden_layers=1)
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=2, logprobs=0)
     with monkeypatch.context() as patch:

@@ -151,7 +151,7 @@ def test_a_chunk_in_pieces_has_the_same_bits(num_tokens: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # from the last token, which sees them
 @pytest.mark.parametrize("codes", [None, *HIGHEST_CODE], ids=str)
-def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> None:
+def test_later_tokens_do_not_matter(codes: torch.dtype | None) -> None:
     assert_later_tokens_do_not_matter(SMALL, codes)
 
 

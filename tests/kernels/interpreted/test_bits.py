@@ -62,7 +62,7 @@ def test_of_rows_that_decode(
         *(pytest.param(each, None, marks=pytest.mark.slow) for each in (33, 90)),
     ],
 )
-def test_of_tokens_whose_rows_begin_elsewhere(
+def test_a_tokens_result_does_not_depend_on_the_start_of_its_row(
     window: int | None, codes: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "NUM_SPLITS", 4)

@@ -12,13 +12,13 @@ from tests.kernels import test_delta
 from tests.kernels.deltas import INTERVAL, MOST_DRAFTS, SHAPES, Part, Sequence, Shape, run
 from tests.kernels.test_delta import on_a_device
 from tests.kernels.test_delta import (
-    test_a_device_computes_what_the_reference_computes as check_device,
+    test_a_device_computes_like_the_reference as check_device,
 )
 from tests.kernels.test_delta import (
     test_a_state_is_copied_at_the_last_multiple_of_the_interval as check_copies,
 )
 from tests.kernels.test_delta import (
-    test_outputs_and_states_are_those_of_float64_in_any_steps as check_outputs,
+    test_outputs_and_states_match_float64_in_any_steps as check_outputs,
 )
 
 SMALL = Shape(1, 2, 16, 16, 3)
@@ -33,9 +33,7 @@ SMALL = Shape(1, 2, 16, 16, 3)
     ],
     ids=str,
 )
-def test_outputs_and_states_are_those_of_float64(
-    shape: Shape, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outputs_and_states_match_float64(shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_delta, "LENGTHS", (37, 1, 16))
     check_outputs(shape, on_a_device)
 
@@ -51,9 +49,7 @@ def test_limits_hide_no_nan_of_a_gate() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_device_computes_what_the_reference_computes(
-    device: torch.device, dtype: torch.dtype
-) -> None:
+def test_a_device_computes_like_the_reference(device: torch.device, dtype: torch.dtype) -> None:
     check_device(device, dtype)
 
 

@@ -149,7 +149,7 @@ def of_prompt(job: Job) -> list[float]:
     return [value for _, part in job.prompt_parts for value in part.values.tolist()]
 
 
-def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
+def test_bfloat16_logprobs_are_near_torch(folder: Path) -> None:
     """Of prompts, and of decode rows with a single allowed token."""
     whole = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
     params = params_of(len(PROMPTS), allowed_token_ids=[20], **whole)

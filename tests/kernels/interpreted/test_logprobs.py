@@ -6,7 +6,7 @@ from kernels.logprobs import triton
 from tests.kernels.test_crowds import test_each_row_of_a_crowd_has_the_logprobs_of_the_reference
 from tests.kernels.test_slots import (
     test_a_row_that_is_not_finite_names_tokens_and_disturbs_no_other,
-    test_logprobs_of_rows_that_want_them_are_those_of_the_reference,
+    test_logprobs_of_rows_that_want_them_match_the_reference,
 )
 
 # NumPy warns about differences of infinities, a device does not.

@@ -4,15 +4,15 @@ import pytest
 
 from kernels.sample import triton as kernels
 from tests.kernels.test_crowds import (
-    test_each_row_of_a_crowd_keeps_what_the_reference_keeps,
-    test_each_row_of_a_crowd_samples_what_the_reference_samples,
+    test_each_row_of_a_crowd_keeps_like_the_reference,
+    test_each_row_of_a_crowd_samples_like_the_reference,
 )
 from tests.kernels.test_slots import (
-    test_logits_of_some_tokens_are_checked_and_what_they_were_spread_to_is_drawn_from,
-    test_rows_sample_by_their_slots_what_the_reference_samples,
-    test_scores_are_those_that_are_sampled_from,
+    test_logits_of_some_tokens_are_checked_and_spread_ones_drawn_from,
+    test_rows_sample_by_their_slots_like_the_reference,
+    test_scores_are_the_ones_sampled_from,
     test_slots_that_cannot_be_sampled_have_a_code_in_place_of_a_token,
-    test_what_ties_with_the_last_is_kept,
+    test_ties_with_the_last_token_are_kept,
 )
 
 # NumPy warns about logarithms of 0 and differences of infinities, a device does not.

@@ -29,7 +29,7 @@ from tests.services.worker.test_native import (
         pytest.param(EXPERTS, marks=pytest.mark.slow),
     ],
 )
-def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
+def test_float32_logits_do_not_depend_on_the_side_that_knows_the_lengths(name: str) -> None:
     sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
     config = msgspec.structs.replace(make_config(name), **sizes)
     prompts, dtype = random_prompts(1, 9), torch.float32

@@ -139,7 +139,7 @@ class TestOpenRequests:
 
 
 class TestTokens:
-    async def test_those_of_prompts_and_generated_ones_count(
+    async def test_tokens_of_prompts_and_outputs_count(
         self, tmp_path: Path, tokenizer: FakeTokenizer
     ) -> None:
         per_minute = NUM_PROMPT_TOKENS + 4
@@ -155,7 +155,7 @@ class TestTokens:
                 )
             await finish(post("bob"), await tokenizer.accepted())
 
-    async def test_who_has_some_left_is_not_cut_off(
+    async def test_a_key_with_tokens_left_is_not_cut_off(
         self, tmp_path: Path, tokenizer: FakeTokenizer
     ) -> None:
         async with posting(tmp_path, max_tokens_per_minute_per_key=1) as post:

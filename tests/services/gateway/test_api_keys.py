@@ -104,7 +104,7 @@ async def test_each_key_opens_however_the_scheme_is_written(
         b"\xff",
     ],
 )
-async def test_what_is_not_exactly_a_key_is_refused(gateway: GatewayService, given: bytes) -> None:
+async def test_an_inexact_key_is_refused(gateway: GatewayService, given: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(
         b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
@@ -116,7 +116,7 @@ async def test_what_is_not_exactly_a_key_is_refused(gateway: GatewayService, giv
     assert b'"code":"invalid_api_key"' in answer
 
 
-async def test_openais_client_is_served_with_a_key_and_knows_what_is_wrong_without(
+async def test_openais_client_needs_a_key_and_reports_a_missing_one(
     gateway: GatewayService, tokenizer: FakeTokenizer
 ) -> None:
     async with client(gateway, "third-key") as openai:
@@ -182,7 +182,7 @@ class TestFile:
                     statuses.append(response.status)
         return statuses
 
-    async def test_its_lines_are_keys_beside_those_of_the_setting(
+    async def test_its_lines_are_keys_beside_the_settings_ones(
         self, tmp_path: Path, path: Path
     ) -> None:
         path.write_text("# für Ada\n\n  one \r\ntwo\t\n#three\n")

@@ -99,7 +99,7 @@ def test_more_ids_than_the_context_holds_are_refused_with_both_numbers(prompt: A
 @given(
     st.lists(st.integers(0, MODEL.vocab_size - 1), max_size=64), st.sampled_from([None, 1, "\t"])
 )
-def test_ids_read_in_pieces_are_those_that_were_sent(ids: list[int], indent: Any) -> None:
+def test_ids_read_in_pieces_match_the_sent_ones(ids: list[int], indent: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_ids, "PARSE_CHUNK_BYTES", 5)
         text = msgspec.Raw(json.dumps(ids, indent=indent).encode())
@@ -110,7 +110,7 @@ def test_ids_read_in_pieces_are_those_that_were_sent(ids: list[int], indent: Any
 @pytest.mark.parametrize(
     "wrong", ["a,b,c,d,e", [1, 2, 3], {"a": [1, 2]}, -1, 2**31, 1.5, None, True]
 )
-def test_what_is_no_id_is_named_wherever_the_pieces_end(
+def test_an_invalid_id_is_named_wherever_pieces_end(
     wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(token_ids, "PARSE_CHUNK_BYTES", 5)
@@ -153,7 +153,7 @@ def test_the_longest_values_that_are_allowed_fit_a_field() -> None:
     assert parse_completion(body, MODEL, LIMITS).text.stop == stop
 
 
-def test_what_is_not_built_is_refused_however_large_it_is() -> None:
+def test_unsupported_fields_are_refused_at_any_size() -> None:
     error = refused(json.dumps({"prompt": "a", "suffix": "x" * MAX_FIELD_BYTES}).encode())
     assert error.param == "suffix"
     assert "not supported" in error.message

@@ -156,7 +156,7 @@ async def test_a_message_without_content_is_refused_by_its_index(
         assert (await reply.json())["error"]["param"] == "messages[1].content"
 
 
-async def test_what_a_chat_asks_for_in_vain_is_named_in_a_header(
+async def test_fields_of_a_chat_without_effect_are_named_in_a_header(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     asked = {"messages": MESSAGES, "session_id": "s", "store": True, "service_tier": "auto"}

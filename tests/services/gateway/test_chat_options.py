@@ -122,7 +122,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_wrong_is_refused_and_its_field_named(subtests: pytest.Subtests) -> None:
+def test_wrong_fields_are_refused_by_name(subtests: pytest.Subtests) -> None:
     check_refusals(WRONG, subtests)
 
 
@@ -172,7 +172,7 @@ def test_a_stream_repeats_its_usage_beside_the_usage_at_its_end() -> None:
         assert completion(stream=True, stream_options=options).repeats_usage == expected
 
 
-def test_what_a_request_holds_beside_its_prompts_is_counted() -> None:
+def test_the_size_of_options_beside_the_prompts_is_counted() -> None:
     fields: dict[str, Any] = {"documents": [{"a": "ä"}], "chat_template": "x" * 1000}
     job = chat(**fields, chat_template_kwargs={"k": "v"}, guided_regex="a" * 500)
     texts = ('[{"a": "\\u00e4"}]', '{"k":"v"}')

@@ -72,7 +72,7 @@ async def test_an_id_outside_the_vocabulary_is_named(openai: AsyncOpenAI) -> Non
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_completion_asks_for_in_vain_is_named_in_a_header(
+async def test_fields_of_a_completion_without_effect_are_named_in_a_header(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
 ) -> None:
     asked = {"prompt": "a", "stream": stream, "guided_decoding_backend": "auto", "user": None}

@@ -260,9 +260,7 @@ class TestOfAClientThatSendsNoMore:
                     assert b'"text":"carp"' in answer
             assert tokenizer.cancelled.empty()
 
-    async def test_it_gets_all_answers_of_what_it_has_sent_at_once(
-        self, gateway: GatewayService
-    ) -> None:
+    async def test_pipelined_requests_all_get_answers(self, gateway: GatewayService) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
         writer.write_eof()

@@ -66,6 +66,6 @@ async def test_other_pages_get_no_headers(
 
 
 @pytest.mark.parametrize("origin", ["page.example", "https://page.example/path", "ftp://a", ""])
-def test_what_is_no_origin_is_refused(origin: str) -> None:
+def test_malformed_origins_are_refused(origin: str) -> None:
     with pytest.raises(ConfigError, match="allowed-origins"):
         load_settings(GatewayConfig, [f"--allowed-origins={origin}"], "shoal gateway")

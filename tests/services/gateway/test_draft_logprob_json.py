@@ -68,7 +68,7 @@ def test_a_draft_that_its_drafter_could_not_sample_has_a_number_all_the_same() -
     assert entry["logprob"] == MIN_LOGPROB
 
 
-def test_those_of_several_steps_are_written_in_order_joined_or_not() -> None:
+def test_drafts_of_several_steps_are_written_in_order_joined_or_not() -> None:
     several = [drafts(0, [6, 7], 2), NO_DRAFTS, drafts(3, [8, 9], 0), drafts(4, [9], 1)]
     one = joined(several)
     assert one.num == 5

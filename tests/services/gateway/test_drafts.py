@@ -111,7 +111,7 @@ async def test_where_nothing_is_drafted_there_are_none(
     assert "draft_logprobs" not in json.dumps(chunks)
 
 
-async def test_they_stand_between_the_logprobs_of_a_choice_and_those_of_its_prompt(
+async def test_drafts_stand_between_logprobs_of_a_choice_and_of_its_prompt(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     async def answer() -> None:
@@ -243,7 +243,7 @@ async def test_after_a_replay_drafts_that_were_delivered_before_are_counted_and_
     }
 
 
-def test_what_may_be_held_of_drafts_is_reckoned_with_the_tokens() -> None:
+def test_memory_of_drafts_is_reckoned_with_the_tokens() -> None:
     def held(**fields: Any) -> int:
         body = json.dumps({"prompt": "a", "logprobs": 0, "max_tokens": 10} | fields).encode()
         return token_bytes(parse_completion(body, MODEL, LIMITS), MODEL)

@@ -128,7 +128,7 @@ async def test_an_unknown_route_is_404(http: aiohttp.ClientSession) -> None:
         assert "/v2/nothing" in (await error_of(response))["message"]
 
 
-async def test_a_wrong_method_is_405_and_names_those_that_are_allowed(
+async def test_a_wrong_method_is_405_and_names_the_allowed_ones(
     http: aiohttp.ClientSession,
 ) -> None:
     async with http.get(CHAT) as response:
@@ -271,7 +271,7 @@ async def test_more_than_the_limit_of_open_requests_is_429(
                 assert response.status == 200
 
 
-async def test_bodies_beyond_what_open_requests_may_hold_are_429(
+async def test_bodies_beyond_the_buffer_limit_are_429(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     async with running_gateway(tmp_path, max_buffered_bytes=1000) as gateway:
@@ -321,7 +321,7 @@ async def test_uploads_that_stand_still_leave_room_for_a_request(
         assert BUFFERED_BYTES._value.get() == 0
 
 
-async def test_what_has_arrived_of_bodies_counts_while_they_are_read(
+async def test_partial_bodies_count_while_they_are_read(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     async with running_gateway(tmp_path, max_buffered_bytes=1000) as it:
@@ -488,7 +488,7 @@ async def asked_without_scheduler(
 
 
 @pytest.mark.parametrize("code", [NO_SCHEDULER, NO_WORKER])
-async def test_who_came_just_when_the_scheduler_or_its_worker_was_lost_is_served_by_the_next(
+async def test_a_request_during_a_loss_of_scheduler_or_worker_is_served_by_the_next(
     tmp_path: Path, tokenizer: FakeTokenizer, code: str
 ) -> None:
     async with asked_without_scheduler(tmp_path, tokenizer, ready_wait_s=30, code=code) as asked:

@@ -48,7 +48,7 @@ def test_another_key_counts_for_some_time_after_its_last_request():
     assert fair.wait_s("a", now_s + 1) == 0
 
 
-def test_what_a_key_has_used_alone_makes_it_wait_no_longer_than_a_moment():
+def test_time_a_key_used_alone_delays_it_only_briefly():
     fair = fair_time("a")
     fair.charge("a", 1000.0, 0.0)
     fair.wait_s("b", 0.0)

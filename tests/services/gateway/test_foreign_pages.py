@@ -136,7 +136,7 @@ class TestHosts:
             assert await status(gateway, Host=host, Authorization="Bearer k") == expected
 
     @pytest.mark.parametrize("name", ["http://a.example", "a.example:80", "", "a b"])
-    def test_what_is_no_name_is_refused(self, name: str) -> None:
+    def test_malformed_names_are_refused(self, name: str) -> None:
         with pytest.raises(ValidationError, match="without a port"):
             GatewayConfig(allowed_hosts=[name])
 

@@ -161,7 +161,7 @@ async def test_a_body_is_no_part_of_a_head(
         assert response.status == 200
 
 
-async def test_who_waits_for_a_body_that_breaks_off_learns_of_it_at_once(
+async def test_a_broken_chunked_body_is_answered_at_once(
     gateway: GatewayService,
 ) -> None:
     head = post(b"Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\n")

@@ -76,7 +76,7 @@ class TestOfRequests:
 
 
 class TestOfTokens:
-    async def test_a_completion_has_those_of_its_prompt_and_of_its_text(
+    async def test_a_completion_has_the_ids_of_its_prompt_and_text(
         self, http: aiohttp.ClientSession, tokenizer: FakeTokenizer
     ) -> None:
         body = {"prompt": "a", "return_token_ids": True}
@@ -87,7 +87,7 @@ class TestOfTokens:
         assert choice["prompt_token_ids"] == PROMPT_IDS
         assert choice["token_ids"] == [10, 11, 12]
 
-    async def test_a_chat_has_those_of_its_prompt_on_top(
+    async def test_a_chat_has_the_ids_of_its_prompt_at_the_top_level(
         self, http: aiohttp.ClientSession, tokenizer: FakeTokenizer
     ) -> None:
         body = {"messages": MESSAGES, "return_token_ids": True}

@@ -46,7 +46,7 @@ def test_a_window_without_too_many_lines_reports_none(
 
 
 @pytest.mark.parametrize("module", [connection, failures, json_body])
-def test_what_clients_bring_about_is_logged_within_the_limit(module: ModuleType) -> None:
+def test_log_lines_caused_by_clients_are_rate_limited(module: ModuleType) -> None:
     assert any(isinstance(each, LogLimit) for each in module.log.filters)
 
 

@@ -99,7 +99,7 @@ def test_without_alternatives_there_is_the_token_alone() -> None:
     assert text(got)["top_logprobs"] == [{" w6": -0.5}]
 
 
-def test_what_has_no_tokens_is_empty() -> None:
+def test_an_update_without_tokens_is_empty() -> None:
     assert chat(update([], np.zeros((0, 1)))) == {"content": [], "refusal": None}
     assert text() == {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
 
@@ -158,7 +158,7 @@ def test_numbers_have_the_shortest_digits_that_give_the_same_float32(values: lis
 
 
 @pytest.mark.parametrize("kind", [ChatLogprobs, TextLogprobs])
-async def test_a_large_vocabulary_made_on_the_thread_is_what_is_made_at_once(kind: Any) -> None:
+async def test_a_large_vocabulary_is_written_equally_on_the_thread(kind: Any) -> None:
     size, num_tokens = 20_000, 3
     random = np.random.default_rng(0)
     values = -random.exponential(9, (num_tokens, size + 1)).astype(np.float32)

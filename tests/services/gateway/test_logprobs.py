@@ -70,7 +70,7 @@ async def test_a_whole_chat_has_them_in_its_choice(
     assert (top.token, top.logprob, top.bytes) == (" w7", -0.25, list(b" w7"))
 
 
-async def test_a_streamed_chat_has_logprobs_of_every_token_even_of_those_without_text(
+async def test_a_streamed_chat_has_logprobs_of_every_token_even_without_text(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     stream, asked = await asyncio.gather(
@@ -267,7 +267,7 @@ async def test_logprobs_that_others_leave_no_room_for_are_429(tmp_path: Path) ->
         assert len((await response.json())["choices"][0]["logprobs"]["tokens"]) == 2
 
 
-async def test_streams_count_what_they_may_hold_of_their_logprobs(tmp_path: Path) -> None:
+async def test_streams_count_the_memory_of_their_logprobs(tmp_path: Path) -> None:
     body = {"prompt": "a", "logprobs": -1, "stream": True}
     async with large_mesh(tmp_path, max_buffered_bytes=8 << 20) as (tokenizer, _, http):
         posting = asyncio.create_task(http.post(TEXT, json=body).__aenter__())
@@ -282,7 +282,7 @@ async def test_streams_count_what_they_may_hold_of_their_logprobs(tmp_path: Path
             assert response.status == 200
 
 
-async def test_what_has_come_of_whole_replies_counts_and_refuses_newcomers_only(
+async def test_partial_whole_replies_count_and_refuse_newcomers_only(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     body = {"prompt": "a", "return_token_ids": True, "max_tokens": 50}

@@ -107,7 +107,7 @@ async def test_a_tokenizer_that_fails_everything_at_once_does_not_attract_all(
 
 
 @pytest.mark.parametrize("fields", [{}, {"return_token_offsets": True}])
-async def test_what_two_tokenizers_fail_is_the_requests_own_fault(
+async def test_a_request_that_two_tokenizers_fail_is_at_fault(
     tmp_path: Path,
     gateway: GatewayService,
     tokenizer: FakeTokenizer,
@@ -135,7 +135,7 @@ async def test_what_two_tokenizers_fail_is_the_requests_own_fault(
         assert all(each.num_open == 0 for each in gateway._mesh.tokenizers)
 
 
-def test_who_has_not_accepted_anything_yet_gets_one_request_at_a_time() -> None:
+def test_a_new_tokenizer_gets_one_request_at_a_time() -> None:
     probation = Probation()
     assert probation.admits(num_open=0, now_s=0)
     assert not probation.admits(num_open=1, now_s=0)
@@ -143,7 +143,7 @@ def test_who_has_not_accepted_anything_yet_gets_one_request_at_a_time() -> None:
     assert probation.admits(num_open=1, now_s=0)
 
 
-def test_who_fails_pauses_longer_each_time_until_it_has_accepted_something() -> None:
+def test_a_failing_tokenizer_pauses_longer_until_it_accepts_a_request() -> None:
     probation, pauses = Probation(), []
     probation.succeed()
     for _ in range(8):

@@ -74,7 +74,7 @@ async def take(open_prompt: OpenPrompt, collector: OutputCollector):
     return open_prompt.take(await anext(collector))
 
 
-def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
+def test_a_replay_asks_for_the_rest_of_open_choices():
     open_prompt, _ = new_open_prompt(num_choices=3)
     open_prompt.accept(IDS)
     add(open_prompt, 0, "ab", [1, 2])
@@ -183,7 +183,7 @@ def test_a_service_that_leaves_on_purpose_is_no_loss():
     assert (open_prompt.losses.num_charged, collector.num_replays) == (0, 2 * MAX_REPLAYS)
 
 
-async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():
+async def test_a_choice_reports_the_cached_tokens_of_its_first_attempt():
     open_prompt, collector = new_open_prompt(num_choices=2)
     for attempt, num_cached in enumerate([3, 85], 1):
         row = Delta(open_prompt.request, attempt, 0, attempt - 1, TokenRun(1), "a", num_cached)
@@ -236,7 +236,7 @@ async def test_after_a_replay_bytes_are_counted_anew_and_unread_ones_still_count
     assert grant.num_bytes == 4 * (1 + num_values + 1) + WINDOW_BYTES
 
 
-async def test_an_abort_ends_each_open_choice_with_what_it_has():
+async def test_an_abort_ends_each_open_choice_with_its_partial_text():
     open_prompt, collector = new_open_prompt(num_choices=2)
     add(open_prompt, 0, "a", [1])
     open_prompt.finish(Finished("a~b/0", 1, 1, "stop", 0))

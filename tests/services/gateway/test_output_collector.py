@@ -16,7 +16,7 @@ def add(collector: OutputCollector, index: int, position: int, text: str, *ids: 
     collector.add(index, row, TokenArrays(np.array(ids, np.int32)))
 
 
-async def test_what_came_while_the_reader_was_away_is_one_progress() -> None:
+async def test_updates_during_the_readers_absence_are_merged() -> None:
     collector = OutputCollector(1, 1)
     for position, text in enumerate("abc"):
         add(collector, 0, position, text, position)
@@ -164,7 +164,7 @@ async def test_marks_of_several_deltas_are_in_one_update() -> None:
     assert (update.text, update.marks) == ("abc", marks)
 
 
-async def test_a_prompt_is_known_to_have_opened_what_it_had_when_it_was_first_accepted() -> None:
+async def test_the_first_acceptance_decides_the_opened_part() -> None:
     collector, ids = OutputCollector(2, 1), np.array([1], np.int32)
     collector.accept(0, ids)
     collector.accept(1, ids, OutputStart.REASONING)

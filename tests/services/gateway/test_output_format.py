@@ -149,7 +149,7 @@ def test_a_wrong_form_is_refused_and_its_field_named(subtests: pytest.Subtests) 
     check_refusals(WRONG, subtests)
 
 
-def test_what_grows_beyond_what_the_mesh_takes_is_refused_here() -> None:
+def test_a_format_that_grows_beyond_the_wire_limit_is_refused_here() -> None:
     many: Any = {f"p{number}": {"properties": {}} for number in range(9000)}
     outputs = {"json": {"properties": many}, "disable_additional_properties": True}
     with pytest.raises(InvalidRequest, match=r"becomes 4[0-9]{5} characters; the limit is 262144"):

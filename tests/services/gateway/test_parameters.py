@@ -112,7 +112,9 @@ def test_a_prompt_is_cut_to_as_many_tokens_as_the_client_says_or_as_fit(
         ({"truncate_prompt_tokens": -2}, "is -2; expected int >= -1"),
     ],
 )
-def test_a_prompt_is_not_cut_to_what_leaves_no_room(fields: dict[str, Any], message: str) -> None:
+def test_a_prompt_is_not_truncated_to_a_length_without_room(
+    fields: dict[str, Any], message: str
+) -> None:
     for parse in (completion, chat):
         with pytest.raises(InvalidRequest, match=message) as error:
             parse(**fields)
@@ -262,7 +264,7 @@ def test_a_prompt_is_a_text_or_ids_or_several_of_either(
     assert datas == sent
 
 
-def test_a_repetition_ends_a_text_where_the_client_says_of_what() -> None:
+def test_repetition_settings_of_the_client_are_passed_on() -> None:
     def asked(**sizes: int) -> Repetition | None:
         return chat(repetition_detection=sizes).params.repetition
 

@@ -74,7 +74,7 @@ OF_PROMPT = [
 ]
 
 
-async def test_each_choice_of_a_completion_has_those_of_the_prompt(
+async def test_each_choice_of_a_completion_has_the_prompts_logprobs(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     reply, request = await asyncio.gather(
@@ -99,7 +99,7 @@ async def test_a_chat_has_them_on_top(
     assert "prompt_logprobs" not in choice
 
 
-async def test_who_does_not_ask_has_none(
+async def test_prompt_logprobs_come_only_on_request(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     reply, request = await asyncio.gather(post(http, TEXT, prompt="a"), tokenizer.answer("x"))

@@ -170,7 +170,7 @@ def new_peer() -> Peer:
     return Peer(Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", "t", MODEL), send)
 
 
-async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone(
+async def test_requests_waiting_for_a_tokenizer_wake_only_on_news(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mesh, peer, num = Mesh(30, 60, accept_timeout_s=1), new_peer(), 50

@@ -149,7 +149,7 @@ async def test_a_failure_inside_a_stream_is_its_last_event(
     assert done == "data: [DONE]"
 
 
-async def test_openais_client_raises_what_breaks_a_stream(
+async def test_openais_client_raises_the_error_that_ends_a_stream(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     stream, request = await asyncio.gather(
@@ -175,7 +175,7 @@ async def test_losing_the_tokenizer_for_good_ends_its_streams_with_unavailable(
             assert done == "data: [DONE]"
 
 
-async def test_what_belongs_to_no_open_request_is_ignored(
+async def test_messages_of_unknown_requests_are_ignored(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     response, request = await begin_stream(http, tokenizer)

@@ -22,7 +22,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
         ("separate_reasoning", True),
     ],
 )
-def test_what_needs_structure_is_refused_and_named(name: str, value: Any) -> None:
+def test_fields_that_need_structure_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match="not supported") as error:
         chat(**{name: value})
     assert (error.value.param, error.value.code) == (name, "unsupported_parameter")

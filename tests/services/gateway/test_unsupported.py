@@ -60,7 +60,7 @@ def test_other_values_are_refused_in_a_completion_and_named(name: str) -> None:
         ("length_penalty", 0.9),
     ],
 )
-def test_what_would_change_the_answer_is_refused(name: str, value: object) -> None:
+def test_unsupported_fields_with_an_effect_are_refused(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as error:
         chat(**{name: value})
     assert (error.value.param, error.value.code) == (name, "unsupported_parameter")

@@ -21,7 +21,7 @@ def take(pool: BlockPool, num: int) -> list[int]:
     return blocks
 
 
-def test_what_is_cached_is_free_until_it_is_shared(pool: BlockPool, index: PrefixIndex):
+def test_cached_blocks_are_free_until_they_are_shared(pool: BlockPool, index: PrefixIndex):
     (block,) = take(pool, 1)
     index.add(b"a", block)
     pool.free([block])
@@ -59,7 +59,7 @@ def test_blocks_that_hold_nothing_of_use_go_before_cached_ones(pool: BlockPool, 
     assert index.find(b"a") == first
 
 
-def test_a_reset_frees_what_is_cached_and_leaves_what_is_owned(pool: BlockPool, index: PrefixIndex):
+def test_a_reset_frees_cached_blocks_and_leaves_owned_ones(pool: BlockPool, index: PrefixIndex):
     cached, owned = take(pool, 2)
     index.add(b"a", cached)
     index.add(b"b", owned)

@@ -20,7 +20,7 @@ def evicted(eviction: Eviction[int]) -> list[int]:
     return [eviction.pop() for _ in range(100) if eviction]
 
 
-def test_the_unit_used_first_goes_first_and_what_passes_before_it():
+def test_the_unit_used_first_goes_first_except_for_passing_ones():
     eviction: Eviction[int] = Eviction(10)
     for unit, standing in ((1, USUAL), (2, PASSING), (3, MISSED), (4, PASSING), (1, USUAL)):
         eviction.put(unit, name_of(unit), standing)
@@ -28,7 +28,7 @@ def test_the_unit_used_first_goes_first_and_what_passes_before_it():
     assert evicted(eviction) == [2, 3, 1]
 
 
-def test_who_misses_its_prefix_again_passes_but_for_one_in_a_few():
+def test_repeated_misses_of_a_prefix_pass_but_for_one_in_a_few():
     eviction: Eviction[int] = Eviction(10)
     standing, standings = USUAL, []
     for _ in range(2 + 2 * NUM_IN_TURN):

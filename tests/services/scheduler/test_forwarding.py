@@ -83,7 +83,7 @@ def read(tokens: Tokens, arrays: TokenArrays) -> dict[str, list[Any]]:
     return found
 
 
-def test_one_message_for_several_steps_says_what_one_for_each_says() -> None:
+def test_one_message_for_several_steps_equals_one_for_each() -> None:
     for seed in range(300):
         random = Random(seed)
         steps = random_steps(random)
@@ -104,7 +104,7 @@ def test_one_message_for_several_steps_says_what_one_for_each_says() -> None:
             assert [row.request for row in together.rows].count(name) == 1
 
 
-def test_what_a_plan_of_several_steps_brought_is_one_row_of_each_sequence() -> None:
+def test_a_plan_of_several_steps_gives_one_row_per_sequence() -> None:
     one, other = sequence("a"), sequence("b")
     run = TokenRun(1, 2, 1)
     step = step_of([(one, run, None)] * 3 + [(other, run, None), (other, run, "stop")], Random(0))
@@ -166,7 +166,7 @@ async def test_short_steps_are_forwarded_together_but_for_first_tokens_and_ends(
     assert not nums_sent(peer)
 
 
-async def test_what_is_held_goes_out_though_no_step_follows() -> None:
+async def test_held_tokens_go_out_without_a_further_step() -> None:
     peer = connect("tokenizer", None)
     forwarding = Forwarding(peer, 20 * SHORT_S)
     each, random = sequence("a"), Random(0)

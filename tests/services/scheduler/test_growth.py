@@ -95,7 +95,7 @@ def test_after_a_result_only_the_worker_that_it_came_from_is_in_need_of_a_plan()
 
 
 @pytest.mark.parametrize("event", ["result", "arrival", "cancel"])
-def test_what_happens_costs_no_more_where_there_are_more_workers(event: str) -> None:
+def test_the_cost_of_an_event_does_not_grow_with_workers(event: str) -> None:
     def cost(num_workers: int) -> int:
         full = Full(num_workers)
 

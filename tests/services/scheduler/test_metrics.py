@@ -175,9 +175,7 @@ def test_the_overview_has_the_figures_of_all_workers(core: Scheduler):
     )
 
 
-def test_prompts_count_as_queries_and_what_was_cached_of_them_as_hits(
-    core: Scheduler, change: Change
-):
+def test_prompt_tokens_count_as_queries_and_cached_ones_as_hits(core: Scheduler, change: Change):
     metrics, worker = CoreMetrics(core), SimulatedWorker(CAPACITY)
     for name in ("a", "b"):
         add(core, name, prompt_len=7, now_s=0)
@@ -188,7 +186,7 @@ def test_prompts_count_as_queries_and_what_was_cached_of_them_as_hits(
     assert change("vllm:prefix_cache_hits_total") == 4
 
 
-def test_shared_and_cached_blocks_are_no_leak_and_what_nobody_owns_is_one(core: Scheduler):
+def test_shared_and_cached_blocks_are_no_leak_but_unowned_ones_are(core: Scheduler):
     def leak() -> float:
         return REGISTRY.get_sample_value("shoal_kv_block_leak") or 0.0
 

@@ -251,7 +251,7 @@ def test_a_worker_that_dies_in_a_plan_of_several_steps_takes_nothing_of_it_with_
     assert cell.texts["a"] == expected_text([0, 1, 2], len(cell.texts["a"]), stop=0)
 
 
-def test_what_comes_for_a_sequence_that_was_cancelled_meanwhile_is_passed_over() -> None:
+def test_results_of_a_cancelled_sequence_are_skipped() -> None:
     cell = decoding()
     cell.plan()
     num_free = cell.core.workers["w"].pool.num_free

@@ -71,7 +71,7 @@ def test_a_long_prompt_has_its_part_of_each_step_however_many_short_ones_come():
     assert "long" in bench.ended
 
 
-def test_what_short_prompts_leave_of_a_step_goes_to_the_long_one():
+def test_the_rest_of_a_step_goes_to_the_long_prompt():
     bench = Bench()
     bench.add("long", 2000)
     bench.run()
@@ -97,7 +97,7 @@ def test_a_second_long_prompt_waits_and_short_ones_pass_it():
     assert not any({"first", "second"} <= tokens.keys() for tokens in bench.tokens[:8])
 
 
-def test_two_long_prompts_that_may_be_in_the_middle_share_what_others_leave():
+def test_two_long_prompts_under_way_share_the_rest_of_a_step():
     bench = Bench(PrefillLimits(max_partial=3, max_long=2))
     for number, name in enumerate(("first", "second")):
         bench.add(name, 5000, first_id=100_000 * number)
@@ -110,7 +110,7 @@ def test_two_long_prompts_that_may_be_in_the_middle_share_what_others_leave():
     ]
 
 
-def test_a_prompt_is_as_long_as_what_the_cache_does_not_hold_of_it():
+def test_the_uncached_part_is_the_length_of_a_prompt():
     bench = Bench()
     bench.add("dialogue", 3000)
     bench.run()
@@ -132,7 +132,7 @@ def test_choices_of_a_long_prompt_wait_for_the_first_one(caches: bool):
     assert bench.ended == ["long/0", "long/1"]
 
 
-def test_the_threshold_says_what_is_long():
+def test_the_threshold_decides_which_prompts_are_long():
     bench = Bench(PrefillLimits(long_threshold=2000))
     bench.add("first", 1500)
     bench.add("second", 100, first_id=100_000)
@@ -157,7 +157,7 @@ def test_a_long_prompt_goes_to_the_worker_that_can_begin_it():
     assert [admit.request for admit in planned.plan.admit] == ["second"]
 
 
-def test_what_is_missing_of_a_long_prompt_is_looked_up_once():
+def test_the_missing_part_of_a_long_prompt_is_looked_up_once():
     bench = Bench(PrefillLimits(max_partial=3, max_long=1, long_threshold=1000))
     for number in range(4):
         bench.add(f"{number} begins", 2000, first_id=100_000 * number)

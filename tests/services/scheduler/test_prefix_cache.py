@@ -72,7 +72,7 @@ def test_the_full_blocks_that_a_prompt_begins_with_are_not_computed_again(
     assert core.num_prefix_hits == num_cached
 
 
-def test_what_was_written_is_found_by_the_next_turn_of_the_talk():
+def test_the_next_turn_finds_the_output_of_the_last_one():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "first", PROMPT, max_tokens=9)
     texts = []
@@ -132,7 +132,7 @@ def test_another_worker_knows_nothing_of_the_first_ones_blocks():
     assert admits(core, SimulatedWorker(CAPACITY))[0].num_cached == 0
 
 
-def test_a_preempted_sequence_finds_what_is_left_of_its_blocks_and_counts_no_hit():
+def test_a_preempted_sequence_finds_its_remaining_blocks_and_counts_no_hit():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "r", PROMPT, max_tokens=9)
     for _ in range(4):
@@ -169,7 +169,7 @@ def test_the_hit_of_a_worker_that_is_lost_before_its_first_step_counts_for_nothi
     assert [each.sequence.num_cached for each in core.take_ended()] == [0]
 
 
-def test_what_its_next_worker_has_counts():
+def test_the_cache_of_the_next_worker_counts():
     core, other = two_workers(100)
     core.workers["w"].admits = False
     add(core, "second", list(range(50)))
@@ -208,7 +208,7 @@ def test_own_work_that_a_preempted_prompt_finds_again_is_no_hit():
     assert finish(core, worker) == [("r", 0)]
 
 
-def test_what_a_preempted_prompt_does_not_find_again_was_no_hit():
+def test_blocks_lost_in_a_preemption_are_no_hits():
     small = msgspec.structs.replace(LARGE, max_num_batched_tokens=2)
     core, worker = scheduler(small), SimulatedWorker(small)
     add(core, "first", list(range(100)))
@@ -222,7 +222,7 @@ def test_what_a_preempted_prompt_does_not_find_again_was_no_hit():
 
 
 @pytest.mark.parametrize("has_ended", [False, True])
-def test_what_an_attempt_before_has_computed_is_no_hit_of_a_replay(has_ended: bool):
+def test_blocks_of_an_earlier_attempt_are_no_hits_of_a_replay(has_ended: bool):
     """Its tokenizer is lost, with the end of the output or before it."""
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "r", PROMPT, max_tokens=3)
@@ -235,7 +235,7 @@ def test_what_an_attempt_before_has_computed_is_no_hit_of_a_replay(has_ended: bo
     assert finish(core, worker)[-1] == ("r", 0)
 
 
-def test_what_others_had_computed_is_a_hit_of_a_replay_in_another_cell():
+def test_blocks_of_other_requests_are_hits_of_a_replay_in_another_cell():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "first", PROMPT)
     finish(core, worker)
@@ -336,7 +336,7 @@ def test_a_sequence_goes_where_its_beginning_is():
 
 
 @pytest.mark.parametrize(("num_busy", "is_passed_over"), [(1, False), (2, True)])
-def test_what_is_cached_is_weighed_against_load(num_busy: int, is_passed_over: bool):
+def test_cached_tokens_are_weighed_against_load(num_busy: int, is_passed_over: bool):
     core, _ = two_workers(2 * SEQUENCE_TOKENS)
     core.workers["v"].admits = False
     for number in range(num_busy):

@@ -14,7 +14,7 @@ def test_an_even_pace_is_found_whenever_one_looks():
             assert recent.step_s(step / 100) == pytest.approx(0.008)
 
 
-def test_what_was_two_seconds_ago_is_forgotten():
+def test_steps_before_two_seconds_are_forgotten():
     recent = RecentSteps(0.0)
     recent.note(1, 100, 0.5, 0.9)
     assert recent.tokens_per_s(1.0) == 100

@@ -58,7 +58,7 @@ def worker(**changes: Any) -> Hello:
         ),  # an older version
     ],
 )
-def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
+def test_workers_may_differ_in_size_and_in_untold_properties(hello: Hello):
     assert why_refused(hello, [TOKENIZER, WORKER]) is None
 
 
@@ -82,7 +82,7 @@ def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
         (worker(kv_cache_dtype="int8"), "kv-cache-dtype is int8, but auto at worker w1"),
     ],
 )
-def test_what_requests_depend_on_must_be_the_same_everywhere(hello: Hello, reason: str):
+def test_properties_that_requests_depend_on_must_be_equal_everywhere(hello: Hello, reason: str):
     assert re.match(reason, why_refused(hello, [TOKENIZER, WORKER]) or "")
     assert why_refused(hello, []) is None, "the first service defines the model"
 

@@ -88,7 +88,7 @@ def test_a_worker_that_only_stood_still_is_forgiven_as_often_as_its_bound_allows
         assert len(core.queues.waiting) == (0 if is_bound_reached else 2)
 
 
-def test_what_is_forgiven_frees_nobody_of_another_death():
+def test_a_forgiven_stall_does_not_excuse_another_death():
     core = scheduler()
     add(core, "r")
     (sequence,) = core.sequences.values()
@@ -173,7 +173,7 @@ def test_a_worker_lost_between_two_steps_is_nobodys_fault():
     assert not core.sequences, "it ended well"
 
 
-def test_what_a_worker_releases_waits_for_another():
+def test_released_sequences_wait_for_another_worker():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "r")
     output = worker.step(core.plan("w"))
@@ -219,7 +219,7 @@ def test_a_worker_that_has_no_time_left_hands_over_all_at_once():
     assert len(core.queues.waiting) == 3
 
 
-def test_who_is_left_when_nobody_takes_what_was_handed_over_waits_too():
+def test_the_rest_waits_if_no_worker_takes_the_released_sequence():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     for name in ("first", "second"):
         add(core, name)
@@ -247,7 +247,7 @@ def test_a_sequence_without_credit_is_not_computed_until_its_client_reads():
     assert core.plan("w") is None, "three ids are twelve bytes"
 
 
-def test_whose_client_does_not_read_makes_way_and_comes_back_when_it_does():
+def test_a_sequence_of_a_slow_client_yields_and_resumes():
     capacity = Capacity(16, 4, 1, 8, 64)
     core, worker = scheduler(capacity), SimulatedWorker(capacity)
     add(core, "slow", max_tokens=5)
@@ -297,7 +297,7 @@ def test_one_of_a_later_priority_gives_way_and_goes_on_where_it_was(depth: int):
     assert core.planner.preemption.num == 1
 
 
-def test_none_gives_way_to_its_equal_to_who_finds_room_elsewhere_or_when_it_has_waited_long():
+def test_a_sequence_does_not_yield_to_equals_to_rooms_elsewhere_or_after_a_long_wait():
     capacity = Capacity(16, 4, 1, 8, 64)
     core, worker = scheduler(capacity), SimulatedWorker(capacity)
     add(core, "runs", max_tokens=9, priority=3)
@@ -430,7 +430,7 @@ def test_a_name_that_is_taken_is_refused():
         add(core, "r")
 
 
-def test_what_fits_the_lost_worker_alone_waits_for_another_and_holds_up_nobody():
+def test_a_sequence_that_fits_only_the_lost_worker_waits_and_delays_no_other():
     small = Capacity(8, 4, 4, 8, 64)
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     core.add_worker("small", small)
@@ -451,7 +451,7 @@ def test_what_fits_the_lost_worker_alone_waits_for_another_and_holds_up_nobody()
     assert (refusal.sequence.request, refusal.error.status) == ("large", 503)
 
 
-def test_a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new():
+def test_a_leaving_worker_finishes_its_sequences_and_gets_no_new_ones():
     core = scheduler()
     worker = SimulatedWorker(CAPACITY)
     add(core, "old")
@@ -520,7 +520,7 @@ def test_when_blocks_run_out_the_youngest_waits_and_ends_with_the_same_text():
 
 
 @pytest.mark.parametrize(("prompt_len", "max_tokens"), [(63, 1), (1, 63), (1, None), (63, None)])
-def test_what_fits_exactly_is_accepted_and_ends(prompt_len: int, max_tokens: int | None):
+def test_a_request_that_fits_exactly_is_accepted_and_ends(prompt_len: int, max_tokens: int | None):
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "r", prompt_len, max_tokens)
     num_tokens = 0
@@ -530,7 +530,9 @@ def test_what_fits_exactly_is_accepted_and_ends(prompt_len: int, max_tokens: int
 
 
 @pytest.mark.parametrize(("prompt_len", "max_tokens"), [(64, None), (64, 1), (60, 5)])
-def test_what_does_not_fit_is_refused_with_both_numbers(prompt_len: int, max_tokens: int | None):
+def test_a_request_without_room_is_refused_with_both_numbers(
+    prompt_len: int, max_tokens: int | None
+):
     with pytest.raises(InvalidRequest, match=rf"64 tokens.*prompt has {prompt_len}"):
         add(scheduler(), "r", prompt_len, max_tokens)
 
@@ -711,7 +713,7 @@ def test_a_worker_that_dies_in_its_first_step_for_ever_costs_the_others_a_step_e
     assert num_steps <= alone + 2 * num_deaths
 
 
-def test_where_no_worker_has_proven_itself_all_get_what_there_is():
+def test_without_a_proven_worker_all_workers_get_sequences():
     core = scheduler()
     core.add_worker("v", CAPACITY)
     for number in range(6):

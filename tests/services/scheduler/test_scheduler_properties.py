@@ -31,7 +31,7 @@ def progress_file() -> Path:
 
 
 @pytest.mark.seconds
-def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None:
+def test_random_schedules_keep_the_contract_and_reach_their_events() -> None:
     met: Counter[str] = Counter()
     for number in (*range(NUM_SCHEDULES), *RARE):
         mesh = run_schedule(number)

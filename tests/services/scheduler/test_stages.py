@@ -24,7 +24,7 @@ def slots_of(planned: Planned) -> set[int]:
 
 
 @pytest.mark.parametrize("num_stages", [2, 3])
-def test_those_that_decode_are_shared_out_and_no_two_plans_beside_have_one_in_common(
+def test_concurrent_plans_of_stages_share_no_decoding_sequence(
     num_stages: int,
 ) -> None:
     core, worker = core_of(num_stages)

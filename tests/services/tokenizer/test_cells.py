@@ -65,7 +65,7 @@ def test_no_cell_has_much_more_than_its_part_and_none_waits_while_others_have_sl
 
 
 @given(SLOTS, st.binary(max_size=8))
-def test_what_begins_alike_goes_to_one_cell_until_that_has_more_than_its_part(
+def test_prompts_with_a_common_prefix_go_to_one_cell_up_to_its_share(
     slots: list[int], beginning: bytes
 ) -> None:
     idle = cells_of(slots, [0] * len(slots))
@@ -124,7 +124,7 @@ def prompt(number: int, num: int = 1) -> Generate:
     return Generate(f"r{number}", 1, SamplingParams(seed=0), sequences)
 
 
-def test_what_was_sent_counts_until_it_has_ended() -> None:
+def test_sent_prompts_count_until_they_end() -> None:
     """Also before a heartbeat confirms it."""
     schedulers, first, second = Schedulers(), scheduler("a"), scheduler("b", num_waiting=3)
     for peer in (first, second):

@@ -137,7 +137,7 @@ def test_each_choice_gets_the_drafts_of_its_own(tokenizer: Tokenizer):
         ),
     ],
 )
-def test_drafts_for_other_tokens_than_those_that_come_are_a_broken_promise(
+def test_drafts_of_missing_tokens_are_an_error(
     tokenizer: Tokenizer, rows: list[TokenRow], words: str
 ):
     table = RequestTable()

@@ -48,7 +48,7 @@ def test_characters_that_are_cut_by_every_id_come_out_whole(num_bytes: int, num_
 
 
 @given(text=st.text("ab 世\U0001f469c", max_size=12), data=st.data())
-def test_prompt_and_text_are_what_all_ids_say(
+def test_prompt_and_text_match_all_ids(
     tokenizer: Tokenizer, byte_fallback_tokenizer: Tokenizer, text: str, data: st.DataObject
 ):
     """For any end of the prompt: at a blank, between the bytes of a character, before a word."""
@@ -105,7 +105,7 @@ def test_a_character_of_byte_tokens_goes_out_with_its_last_byte(byte_fallback_to
     assert [piece for piece in found if piece] == ["a", "😀", "界", "b"]
 
 
-def test_a_run_of_byte_tokens_that_is_cut_replaces_only_what_is_not_out(
+def test_a_cut_run_of_byte_tokens_replaces_only_unsent_text(
     byte_fallback_tokenizer: Tokenizer,
 ):
     ids = byte_fallback_tokenizer.encode("a😀界😀").ids[:-2]

@@ -106,7 +106,7 @@ def test_a_plain_text_is_an_answer_unless_it_is_written_as_a_chat(
             assert model.output_start(model.encode(text), None) == expected
 
 
-def test_formats_are_those_that_are_set_or_recognised(tmp_path: Path, subtests: pytest.Subtests):
+def test_formats_are_set_or_recognised(tmp_path: Path, subtests: pytest.Subtests):
     tools = "{% for tool in tools %}<tool_call>{% endfor %}"
     settings: Any
     for template, settings, expected in (

@@ -43,7 +43,7 @@ def submitted(name: str, num_choices: int = 1) -> tuple[Submit, np.ndarray, np.n
     return submit, np.frombuffer(b"Who leads?", "u1"), np.zeros(0, np.int32)
 
 
-async def test_what_is_cancelled_makes_room_as_what_ends():
+async def test_a_cancelled_request_makes_room_like_an_ended_one():
     text, gateway = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer()
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(text, None, 2, Lanes(1), tasks, OneScheduler(FakePeer()))
@@ -92,7 +92,7 @@ async def test_a_request_that_cannot_be_sent_fails_alone():
     assert (failed.request, failed.status, len(requests)) == ("r", 500, 0)
 
 
-async def test_what_is_accepted_says_how_the_output_begins():
+async def test_an_acceptance_tells_the_start_of_the_output():
     settings = ChatSettings(reasoning_parser="deepseek_r1")
     text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
     gateway, scheduler = FakePeer(), FakePeer()

@@ -49,7 +49,7 @@ def test_the_text_is_cut_where_brute_force_cuts_it(
     assert (text, has_stopped) == cut
 
 
-def test_what_may_begin_a_stop_string_is_held_back_and_no_more():
+def test_only_a_possible_start_of_a_stop_string_is_held_back():
     matcher = StopMatcher(["STOP"])
     assert matcher.push("one ST") == "one "
     assert matcher.push("A") == "STA"

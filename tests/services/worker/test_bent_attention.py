@@ -55,7 +55,7 @@ def native(dtype: torch.dtype, variant: str) -> NativeLM:
 
 @each_cache
 @each_variant
-def test_float32_logits_are_those_of_torch(variant: str, codes: torch.dtype | None) -> None:
+def test_float32_logits_match_torch(variant: str, codes: torch.dtype | None) -> None:
     """Except for elements halfway between two codes."""
     some = random_prompts(1, 17, 130, 700)
     expected = run(TorchLM(model_of(FLOAT32)), CONFIG, FLOAT32, some, 300, codes=codes)
@@ -65,7 +65,7 @@ def test_float32_logits_are_those_of_torch(variant: str, codes: torch.dtype | No
 
 
 @each_variant
-def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(variant: str) -> None:
+def test_bfloat16_logits_are_nearer_to_float32_than_torchs(variant: str) -> None:
     some, dtype = random_prompts(1, 17, 400), torch.bfloat16
     exact = run(TorchLM(model_of(dtype).float()), CONFIG, FLOAT32, some, 300)
     torchs = run(TorchLM(model_of(dtype)), CONFIG, dtype, some, 300)

@@ -26,9 +26,7 @@ BLOCKS = 256
         pytest.param("device", "int", "int8", marks=pytest.mark.slow),
     ],
 )
-def test_auto_is_what_the_checkpoint_asks_for(
-    tmp_path: Path, kernels: str, kind: str, name: str
-) -> None:
+def test_auto_follows_the_checkpoint(tmp_path: Path, kernels: str, kind: str, name: str) -> None:
     """With a scale for each token and head, like an explicit setting."""
     save_mimo(tmp_path / "dense")
     save_made_for_codes(tmp_path / "dense", tmp_path / "codes", kind)

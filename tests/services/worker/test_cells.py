@@ -120,7 +120,7 @@ def test_workers_share_themselves_out_and_stay_whatever_schedulers_come_and_go(s
         assert cells.sizes[-1] - cells.sizes[0] <= 1
 
 
-def test_what_comes_moves_nobody_where_a_move_would_win_nothing() -> None:
+def test_arrivals_cause_no_move_without_a_gain() -> None:
     cells = Cells(2)
     for _ in range(2):
         cells.add_worker()

@@ -137,7 +137,7 @@ def test_a_name_in_two_files_is_refused_with_both(checkpoint: Path, tmp_path: Pa
         load(tmp_path)
 
 
-def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_unneeded_tensors_are_not_read(tmp_path: Path) -> None:
     """Pages of the file in memory: a tensor takes 16 MiB, a row 4 KiB, which is a page."""
     file = tmp_path / "model.safetensors"
     save_file({name: torch.ones(4096, 1024) for name in "ab"}, file)

@@ -55,7 +55,7 @@ def file(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_drafts_are_the_likeliest_of_those_tokens_and_texts_are_those_without(
+def test_drafts_are_the_likeliest_of_the_vocabulary_and_texts_unchanged(
     kernels: str, temperature: float
 ) -> None:
     """At a temperature, sampled with the random bits of the output's tokens."""
@@ -114,7 +114,7 @@ def test_a_head_in_codes_gives_its_rows_too(tmp_path: Path, kernels: str, form: 
     assert texts[0] == texts[1]
 
 
-def test_what_no_draft_may_be_leaves_a_sequence_without_drafts() -> None:
+def test_a_forbidden_draft_vocabulary_leaves_a_sequence_without_drafts() -> None:
     """No token of the draft vocabulary is allowed."""
     params = [
         SamplingParams(seed=1, max_tokens=8, allowed_token_ids=list(range(2000, 3000))),

@@ -19,7 +19,7 @@ from tests.services.worker.speculation import engine_of, iter_positions, params_
 
 @pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_are_those_of_plain_torch_sampled_with_the_random_bits_of_their_positions(
+def test_drafts_match_plain_torch_sampled_with_the_random_bits_of_their_positions(
     kernels: str, temperature: float
 ) -> None:
     plain, some = PlainMtp(EMBEDDED_MODEL), [*prompts()[1:3], prompts()[12]]

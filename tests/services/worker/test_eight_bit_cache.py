@@ -52,7 +52,7 @@ def config_of(name: str) -> ModelConfig:
     return config if name != LATENTS else msgspec.structs.replace(config, kv_lora_rank=176)
 
 
-def test_what_can_be_asked_for_is_there() -> None:
+def test_every_form_of_the_setting_exists() -> None:
     asked = set(CACHE_CODES)
     annotation = WorkerConfig.model_fields["kv_cache_dtype"].annotation
     assert set(get_args(annotation)) - {"auto"} == asked == {"none", *NAMES}
@@ -63,7 +63,7 @@ def test_what_can_be_asked_for_is_there() -> None:
 @codes
 @each_variant
 @pytest.mark.parametrize("name", [*SHAPES, LATENTS])
-def test_float32_logits_are_those_of_torch(name: str, variant: str, codes: torch.dtype) -> None:
+def test_float32_logits_match_torch(name: str, variant: str, codes: torch.dtype) -> None:
     """Except for elements halfway between two codes, decided by the last bits."""
     config, some = config_of(name), native_prompts(1, 17, 130, 700)
     expected = run(TorchLM(make_model(config, FLOAT32)), config, FLOAT32, some, 300, codes=codes)
@@ -80,7 +80,9 @@ def test_float32_logits_are_those_of_torch(name: str, variant: str, codes: torch
     [*(("Mistral, windows", each) for each in HIGHEST_CODE), (LATENTS, torch.uint8)],
     ids=str,
 )
-def test_logits_do_not_depend_on_who_knows_the_lengths(name: str, codes: torch.dtype) -> None:
+def test_logits_do_not_depend_on_the_side_that_knows_the_lengths(
+    name: str, codes: torch.dtype
+) -> None:
     config, some = config_of(name), native_prompts(1, 17, 131)
     model = TorchLM(make_model(config, FLOAT32))
     expected = run(model, config, FLOAT32, some, 65, codes=codes)
@@ -91,7 +93,7 @@ def test_logits_do_not_depend_on_who_knows_the_lengths(name: str, codes: torch.d
 
 @codes
 @each_variant
-def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
+def test_bfloat16_logits_are_nearer_to_float32_than_torchs(
     variant: str, codes: torch.dtype
 ) -> None:
     """Codes are exact in bfloat16, dequantized values are not."""
@@ -169,7 +171,9 @@ def in_order(kv: LayerKV) -> LayerKV:
 @codes
 @each_variant
 @pytest.mark.parametrize("name", SHAPES[:2])
-def test_native_code_keeps_what_torch_does(name: str, variant: str, codes: torch.dtype) -> None:
+def test_native_code_writes_the_same_cache_as_torch(
+    name: str, variant: str, codes: torch.dtype
+) -> None:
     """In the first layer keys and values are nearly equal: some get the next code."""
     config, some = make_config(name), native_prompts(70, 3)
     torchs = Keeping(TorchLM(make_model(config, FLOAT32)))

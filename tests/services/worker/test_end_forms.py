@@ -65,7 +65,7 @@ def embedded(library: NativeLibrary, packed: PackedMatrix, ids: Tensor, first: i
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.each_value
-def test_native_rows_are_what_the_codes_stand_for_to_the_bit(
+def test_native_rows_equal_the_dequantized_values_bit_by_bit(
     variant: str, kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype
 ) -> None:
     """Also for a rank with the tokens from 100 on; other rows are zeros."""
@@ -82,7 +82,7 @@ def test_native_rows_are_what_the_codes_stand_for_to_the_bit(
 @tied
 @pytest.mark.parametrize(("setting", "form"), ENDS)
 @pytest.mark.parametrize("kernels", ENGINES)
-def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
+def test_texts_match_transformers_with_dequantized_weights(
     tmp_path: Path, setting: str, form: Quantization, is_tied: bool, kernels: str
 ) -> None:
     """Embeddings with the weights of a quantized head keep their own copy."""
@@ -102,7 +102,7 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
 @pytest.mark.parametrize(
     ("setting", "is_tied"), [(EMBEDDING, False), (EMBEDDING, True), (HEAD, False)]
 )
-def test_with_drafts_texts_are_those_without(
+def test_with_drafts_texts_match_runs_without(
     tmp_path: Path, kernels: str, setting: str, is_tied: bool
 ) -> None:
     """An MTP head shares the embeddings and the output head."""
@@ -142,7 +142,7 @@ def test_codes_are_freed_when_they_are_packed(tmp_path: Path, is_tied: bool) -> 
 
 
 @pytest.mark.parametrize("end", ["embedding", "head"])
-def test_those_that_are_not_tied_leave_the_other_alone(tmp_path: Path, end: str) -> None:
+def test_untied_ends_leave_each_other_alone(tmp_path: Path, end: str) -> None:
     save_mimo(tmp_path)
     forms: dict[str, Any] = {end: "nf4"}
     model = load(tmp_path, **forms)
@@ -155,9 +155,7 @@ def test_those_that_are_not_tied_leave_the_other_alone(tmp_path: Path, end: str)
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 @tied
-def test_what_is_not_there_any_more_is_not_counted(
-    tmp_path: Path, kernels: str, is_tied: bool
-) -> None:
+def test_freed_weights_are_not_counted(tmp_path: Path, kernels: str, is_tied: bool) -> None:
     """The dense embeddings: a byte and a share of a scale replace four bytes."""
     save_model(tmp_path, LlamaForCausalLM, tie_word_embeddings=is_tied)
     sizes = []
@@ -221,7 +219,7 @@ def test_a_checkpoints_codes_of_embeddings_and_head_are_kept(
         assert_greedy(oracle, prompt, text)
 
 
-def test_what_is_in_codes_already_is_not_quantised(tmp_path: Path) -> None:
+def test_quantized_weights_are_not_quantized_again(tmp_path: Path) -> None:
     save_model(tmp_path / "dense", LlamaForCausalLM)
     layout, codes = LAYOUTS["compressed-tensors"], tmp_path / "codes"
     save_quantized(tmp_path / "dense", codes, layout, ends=("embed_tokens", "lm_head"))

@@ -127,7 +127,7 @@ def greedy_by_transformers(
         ({"bad_words": [[20], [9, 31]]}, NoBadWordsLogitsProcessor([[20], [9, 31]], EOS_ID)),
     ],
 )
-def test_greedy_texts_are_those_of_transformers_processors(
+def test_greedy_texts_match_transformers_processors(
     engine: AnyEngine, folder: Path, changes: dict, processor: LogitsProcessor
 ) -> None:
     prompt = random_prompts(3)[2]
@@ -180,7 +180,7 @@ def step_with(engine: AnyEngine, nums: list[int | None]) -> tuple:
 
 
 @pytest.mark.parametrize("piece", [1, logprobs.MAX_LOGITS_AT_ONCE])
-def test_each_row_has_as_many_logprobs_as_it_asked_for_and_those_of_the_model(
+def test_each_row_has_its_number_of_logprobs_from_the_model(
     engine: AnyEngine, folder: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(logprobs, "MAX_LOGITS_AT_ONCE", piece)
@@ -230,7 +230,7 @@ def test_named_ids_have_the_logprobs_that_the_whole_vocabulary_has_in_any_batch(
     np.testing.assert_allclose(alone.logprobs, named[1].logprobs, atol=1e-3)
 
 
-def test_logprobs_are_those_of_the_raw_logits(engine: AnyEngine) -> None:
+def test_logprobs_match_the_raw_logits(engine: AnyEngine) -> None:
     _, _, first = step_with(engine, [4])
     engine.reset()
     prompts = random_prompts(1)
@@ -246,7 +246,7 @@ def test_logprobs_are_those_of_the_raw_logits(engine: AnyEngine) -> None:
 
 
 @pytest.mark.parametrize("kernels", ENGINES)
-def test_processed_logprobs_are_those_of_the_scores(folder: Path, kernels: str) -> None:
+def test_processed_logprobs_match_the_scores(folder: Path, kernels: str) -> None:
     engine = make_engine(folder, kernels, logprobs_mode="processed_logprobs")
     (prompt,) = random_prompts(1)
     change = {"temperature": 0.7, "top_k": 3, "logit_bias": [(50, 4.0)]}

@@ -107,7 +107,7 @@ def tokens(num: int) -> Tensor:
 
 @pytest.mark.parametrize("name", ROUTERS)
 @torch.inference_mode()
-def test_experts_and_weights_are_those_of_transformers(name: str) -> None:
+def test_experts_and_weights_match_transformers(name: str) -> None:
     kind, config, routing = ROUTERS[name]
     theirs: Any = kind(config)
     draw(theirs)
@@ -147,9 +147,7 @@ def make_mixture(
 @each_variant
 @pytest.mark.parametrize("name", ROUTERS)
 @torch.inference_mode()
-def test_native_code_gives_what_torch_gives(
-    name: str, variant: str, dtype: torch.dtype, ties: int
-) -> None:
+def test_native_code_matches_torch(name: str, variant: str, dtype: torch.dtype, ties: int) -> None:
     """Also with many equal neighbouring scores: ties go to the first."""
     options: dict[str, Any] = {
         "has_correction": name in ("ERNIE", "GLM-4.5", "DeepSeek-V3"),

@@ -440,9 +440,7 @@ def assert_same_logits(folder: Path, oracle: PreTrainedModel, kernels: str = "to
     only([(name, "torch") for name in (*CASES, *GEMMA4)], ALL_CASES, KERNELS),
     indirect=["folder"],
 )
-def test_logits_are_those_of_transformers(
-    folder: Path, oracle: PreTrainedModel, kernels: str
-) -> None:
+def test_logits_match_transformers(folder: Path, oracle: PreTrainedModel, kernels: str) -> None:
     assert_same_logits(folder, oracle, kernels)
 
 
@@ -505,7 +503,7 @@ def test_older_configs_have_rope_scaling(tmp_path: Path, key: str, kind: str) ->
         ),
     ],
 )
-def test_what_a_config_leaves_out_is_the_familys(
+def test_defaults_of_a_config_come_from_its_family(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], left_out: list[str]
 ) -> None:
     save_model(tmp_path, family, **changes)

@@ -83,7 +83,7 @@ def settings_of(tmp_path: Path, config: dict[str, Any], **settings: Any) -> Work
 
 
 @pytest.mark.parametrize("form", ["none", "wint8", "wint4", "fp8_block"])
-def test_weights_of_a_config_alone_are_those_that_a_worker_loads(tmp_path: Path, form: Any) -> None:
+def test_weights_estimated_from_a_config_match_the_loaded_ones(tmp_path: Path, form: Any) -> None:
     settings = settings_of(tmp_path, TINY, quantization=form)
     model = make_dummy(read_model_config(tmp_path), torch.bfloat16, CPU, form)
     loaded = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
@@ -222,7 +222,7 @@ def test_cards_share_a_model_that_none_of_them_holds(tmp_path: Path) -> None:
     assert fit_on(CARDS["h100"], quantised, footprint_of(quantised, CPU)).num_cards == 1
 
 
-def test_a_card_holds_tables_of_what_requests_change_in_their_logits(tmp_path: Path) -> None:
+def test_a_gpu_holds_tables_for_changes_of_logits(tmp_path: Path) -> None:
     """8 bytes for each token of the vocabulary and each slot, the null slot too."""
     settings = settings_of(tmp_path, TINY, max_num_seqs=32)
     found = footprint_of(settings, CPU)

@@ -63,9 +63,7 @@ def test_factors_are_of_one_pair_each() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_frequencies_are_those_of_transformers(
-    kind: dict[str, Any], subtests: pytest.Subtests
-) -> None:
+def test_frequencies_match_transformers(kind: dict[str, Any], subtests: pytest.Subtests) -> None:
     lengths = (1, 100, MAX_POSITIONS, MAX_POSITIONS + 1, 30000)
     for head_dim, length in product((8, 64, 128), lengths):
         with subtests.test(head_dim=head_dim, length=length):
@@ -80,7 +78,7 @@ def test_frequencies_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tables_are_those_of_transformers(kind: dict[str, Any]) -> None:
+def test_tables_match_transformers(kind: dict[str, Any]) -> None:
     oracle = LlamaRotaryEmbedding(llama_config(kind, 64))
     positions = torch.arange(MAX_POSITIONS)
     cos, sin = oracle(torch.zeros(1), positions[None])

@@ -47,7 +47,7 @@ def long_prompts(num: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(("name", "quantization"), [*zip(NAMES, ("wint4", "fp8"), strict=True)])
-def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
+def test_texts_match_transformers_with_dequantized_weights(
     tmp_path: Path, name: str, quantization: Quantization, kernels: str
 ) -> None:
     save_family(tmp_path, name)
@@ -93,7 +93,7 @@ def test_older_configs_have_rope_scaling_and_a_pattern(tmp_path: Path) -> None:
     assert_same_logits(tmp_path, AutoModelForCausalLM.from_pretrained(tmp_path).eval())
 
 
-def test_embeddings_are_scaled_by_what_the_models_type_has(tmp_path: Path) -> None:
+def test_embeddings_are_scaled_in_the_models_type(tmp_path: Path) -> None:
     """√72 is 8.485, and in bfloat16 8.5."""
     save_model(tmp_path, Gemma3ForCausalLM, head_dim=16, hidden_size=72)
     model = make_engine(tmp_path, dtype="bfloat16")._model.model

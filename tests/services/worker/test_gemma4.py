@@ -93,7 +93,7 @@ def with_codes(oracle: PreTrainedModel, form: Quantization) -> Iterator[None]:
         pytest.param(EXPERTS, "wint4", "device", marks=slow),
     ],
 )
-def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
+def test_texts_match_transformers_with_dequantized_weights(
     tmp_path: Path, name: str, form: Quantization, kernels: str
 ) -> None:
     save(tmp_path, name)
@@ -397,7 +397,7 @@ each_size = pytest.mark.parametrize("name", [DENSE, SHARED, EXPERTS])
 
 @each_variant
 @each_size
-def test_float32_logits_of_native_code_are_those_of_torch(name: str, variant: str) -> None:
+def test_float32_logits_of_native_code_match_torch(name: str, variant: str) -> None:
     config, prompts, dtype = config_of(name), native_prompts(1, 17, 130, 700), torch.float32
     expected = run(TorchLM(model_of(config, dtype)), config, dtype, prompts, 300)
     found = run(native_of(config, dtype, variant), config, dtype, prompts, 300)
@@ -436,7 +436,7 @@ def test_logits_are_the_same_bits_whatever_shares_a_step(
 
 @pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 @each_variant
-def test_quantized_caches_are_those_of_torch(variant: str, codes: torch.dtype) -> None:
+def test_quantized_caches_match_torch(variant: str, codes: torch.dtype) -> None:
     config, prompts, dtype = config_of(SHARED), native_prompts(1, 17, 300), torch.float32
     expected = run(TorchLM(model_of(config, dtype)), config, dtype, prompts, 90, codes=codes)
     found = run(native_of(config, dtype, variant), config, dtype, prompts, 90, codes=codes)

@@ -54,9 +54,7 @@ def oracle(folder: Path) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_logits_are_those_of_transformers(
-    folder: Path, oracle: PreTrainedModel, kernels: str
-) -> None:
+def test_logits_match_transformers(folder: Path, oracle: PreTrainedModel, kernels: str) -> None:
     prompts = random_prompts(6)
     logits = our_logits(folder, prompts, torch.float32, kernels)
     for prompt, ours in zip(prompts, logits, strict=True):
@@ -64,9 +62,7 @@ def test_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("kernels", [*KERNELS, pytest.param("device", marks=pytest.mark.slow)])
-def test_texts_are_those_of_transformers(
-    folder: Path, oracle: PreTrainedModel, kernels: str
-) -> None:
+def test_texts_match_transformers(folder: Path, oracle: PreTrainedModel, kernels: str) -> None:
     prompts = random_prompts(8)
     texts = Driver(make_engine(folder, kernels), [3, 7, 1, 5], seed=1).run(
         [Job(prompt) for prompt in prompts]
@@ -77,7 +73,7 @@ def test_texts_are_those_of_transformers(
 
 @pytest.mark.parametrize("kernels", ["native", pytest.param("device", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("form", ["wint8", "wint4"])
-def test_texts_of_other_forms_are_those_of_what_they_stand_for(
+def test_texts_of_other_forms_match_their_dequantized_values(
     dense: Path, form: Quantization, kernels: str
 ) -> None:
     prompts = random_prompts(8)

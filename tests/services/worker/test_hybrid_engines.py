@@ -26,7 +26,7 @@ def with_head(folder: Path, name: str) -> Path:
 @pytest.mark.each_value
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", HYBRID_FAMILIES)
-def test_with_drafts_texts_are_those_without(tmp_path: Path, name: str, kernels: str) -> None:
+def test_with_drafts_texts_match_runs_without(tmp_path: Path, name: str, kernels: str) -> None:
     """At a high temperature even drafts of a random head are often accepted."""
     folder = with_head(tmp_path / "head", name)
     params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]

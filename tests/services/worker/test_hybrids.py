@@ -47,9 +47,7 @@ def oracle(folder: Path) -> PreTrainedModel:
     indirect=["folder"],
     scope="module",
 )
-def test_logits_are_those_of_transformers(
-    folder: Path, oracle: PreTrainedModel, chunk_size: int
-) -> None:
+def test_logits_match_transformers(folder: Path, oracle: PreTrainedModel, chunk_size: int) -> None:
     """Prompts in chunks, side by side, and then single tokens."""
     rng, lengths = np.random.default_rng(3), LENGTHS if chunk_size >= 64 else FEW
     texts = [rng.integers(8, VOCAB_SIZE, num + NUM_DECODED).tolist() for num in lengths]
@@ -70,7 +68,7 @@ def test_logits_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("name", HYBRID_FAMILIES)
-def test_drafts_are_those_of_plain_torch(tmp_path: Path, name: str) -> None:
+def test_drafts_match_plain_torch(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)
     checkpoint = Checkpoint(HYBRID_FAMILIES[name], tmp_path)
     ids = np.random.default_rng(5).integers(8, VOCAB_SIZE, 23).tolist()

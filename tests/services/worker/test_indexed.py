@@ -104,7 +104,7 @@ def native_of(model: DecoderLM, dtype: torch.dtype, variant: str) -> NativeLM:
     ("family", "first_key"),
     [("deepseek", None), ("glm", 290), slow("deepseek", 290), slow("glm", None)],
 )
-def test_logits_of_native_code_are_those_of_torch(
+def test_logits_of_native_code_match_torch(
     family: str, variant: str, first_key: int | None
 ) -> None:
     """More chosen keys than native code attends to at once, also with hidden ones."""
@@ -145,7 +145,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 
 @each_variant
 @families
-def test_with_few_keys_the_bits_are_those_of_dense_attention(family: str, variant: str) -> None:
+def test_with_few_keys_the_bits_match_dense_attention(family: str, variant: str) -> None:
     """Where a token sees 300 keys at most, and not behind them."""
     config, prompts = config_of(family, 300), long_prompts(1, 40, 400)
     model = make_model(config, FLOAT32)
@@ -282,7 +282,7 @@ def test_a_token_of_glm_5_takes_so_many_bytes() -> None:
 @pytest.mark.parametrize(
     ("case", "kernels"), [(V32, "native"), slow(GLM5, "torch"), (GLM5, "native")]
 )
-def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transformers(
+def test_texts_with_cached_beginnings_preemption_and_drafts_match_transformers(
     tmp_path: Path, case: str, kernels: str
 ) -> None:
     """Prompts with a common beginning, in chunks, in blocks for a few of them."""
@@ -297,7 +297,7 @@ def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transfo
     ("case", "kernels", "name"),
     [(V32, "native", "fp8"), slow(GLM5, "native", "int8"), slow(GLM5, "torch", "fp8")],
 )
-def test_texts_of_quantized_latents_are_those_of_each_prompt_alone(
+def test_texts_of_quantized_latents_match_each_prompt_alone(
     tmp_path: Path, case: str, kernels: str, name: str
 ) -> None:
     """Index keys are numbers."""
@@ -336,9 +336,7 @@ class WithIndex(Checkpoint):
 @pytest.mark.parametrize(
     ("case", "kernels"), [slow(V32, "torch"), (V32, "native"), slow(GLM5, "native")]
 )
-def test_drafts_of_the_head_are_those_of_plain_torch(
-    tmp_path: Path, case: str, kernels: str
-) -> None:
+def test_drafts_of_the_head_match_plain_torch(tmp_path: Path, case: str, kernels: str) -> None:
     """And texts are those without drafts."""
     torch.manual_seed(0)
     kind, changes = CASES[case]

@@ -78,7 +78,7 @@ def published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("spelling", ["KimiK25", "Kimi_K25"])
-def test_logits_are_those_of_transformers(tmp_path: Path, kernels: str, spelling: str) -> None:
+def test_logits_match_transformers(tmp_path: Path, kernels: str, spelling: str) -> None:
     shape: dict[str, Any] = {"text_config": TEXT, "vision_config": VISION}
     shape |= {"projection_hidden_size": 32, "tie_word_embeddings": False}
     save_model(tmp_path, Kimi_K25ForConditionalGeneration, "10MB", **shape)

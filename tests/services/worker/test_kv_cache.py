@@ -185,7 +185,7 @@ def test_a_block_has_room_for_the_layers_of_a_group(
     assert planned_bytes("kv_cache") == 100 * 4 * 2 * 2 * 16 * 4 * num_in_block
 
 
-def test_layers_of_transformers_keep_what_they_use_each(tmp_path: Path) -> None:
+def test_each_layer_of_transformers_keeps_its_own_keys(tmp_path: Path) -> None:
     """Layers with a window have twice the KV heads of the others, and groups of half the size."""
     save_family(tmp_path, "MiMoV2FlashForCausalLM")
     engine = make_engine(tmp_path, num_gpu_blocks_override=100, block_size=4)

@@ -89,7 +89,7 @@ def with_values(folder: Path, values: dict[str, torch.Tensor]) -> PreTrainedMode
 
 
 @pytest.mark.parametrize("layout", ["gptq", "fp8"])
-def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
+def test_projections_to_keys_and_values_are_dense_in_quantized_checkpoints(
     tmp_path: Path, layout: str
 ) -> None:
     dense, quantised = tmp_path / "dense", tmp_path / "quantised"
@@ -114,7 +114,7 @@ def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
 
 
 @pytest.mark.parametrize("kernels", [*KERNELS, pytest.param("device", marks=pytest.mark.slow)])
-def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transformers(
+def test_texts_with_cached_beginnings_preemption_and_drafts_match_transformers(
     folder: Path, kernels: str
 ) -> None:
     texts = texts_in_few_blocks(folder, kernels)
@@ -133,9 +133,7 @@ def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transfo
         pytest.param("device", "fp8", marks=pytest.mark.slow),
     ],
 )
-def test_texts_of_codes_are_those_of_each_prompt_alone(
-    folder: Path, kernels: str, name: str
-) -> None:
+def test_texts_of_codes_match_each_prompt_alone(folder: Path, kernels: str, name: str) -> None:
     engine = make_engine(folder, kernels, kv_cache_dtype=name)
     alone = [scheduled.run(engine, [prompt], GREEDY).texts[0] for prompt in PROMPTS]
     assert texts_in_few_blocks(folder, kernels, kv_cache_dtype=name) == alone

@@ -28,7 +28,7 @@ WITH_HEAD = {"num_nextn_predict_layers": 1}
 
 
 @pytest.mark.parametrize("name", [LING, RING])
-def test_drafts_are_those_of_the_published_code(tmp_path: Path, name: str) -> None:
+def test_drafts_match_the_published_code(tmp_path: Path, name: str) -> None:
     save_hybrid(tmp_path, name, **WITH_HEAD)
     family: Any = HYBRIDS[name][0]
     ids = np.random.default_rng(5).integers(8, VOCAB_SIZE, 23).tolist()
@@ -39,7 +39,7 @@ def test_drafts_are_those_of_the_published_code(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_without_lightning_layers_texts_and_drafts_are_those_of_the_published_code(
+def test_without_lightning_layers_texts_and_drafts_match_the_published_code(
     tmp_path: Path, kernels: str
 ) -> None:
     shape = SIZES | WITH_HEAD | {"layer_group_size": 1}
@@ -57,12 +57,12 @@ def test_without_lightning_layers_texts_and_drafts_are_those_of_the_published_co
     torch.testing.assert_close(drafts, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_with_drafts_texts_are_those_without(tmp_path: Path) -> None:
+def test_with_drafts_texts_match_runs_without(tmp_path: Path) -> None:
     save_hybrid(tmp_path, LING, **WITH_HEAD)
     assert_drafts_change_no_text(tmp_path, "native", 3)
 
 
-def test_decays_are_those_of_the_published_code() -> None:
+def test_decays_match_the_published_code() -> None:
     """Of the second of twenty layers, with heads of two geometric sequences."""
     rates = [math.exp(each) for each in log_rates(LightningSpec(6, 16, 1, 20), 1)]
     expected = [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]

@@ -39,7 +39,7 @@ def hidden_of(params: SamplingParams, output: list[int]) -> set[int]:
 
 
 @given(PARAMS, st.lists(IDS, min_size=1, max_size=12), st.data())
-def test_a_row_asks_what_its_request_asks(
+def test_a_row_has_the_rules_of_its_request(
     params: SamplingParams, ids: list[int], data: st.DataObject
 ) -> None:
     prompt_len = data.draw(st.integers(1, len(ids)))

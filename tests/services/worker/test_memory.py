@@ -80,7 +80,7 @@ MACHINE = Memory(total=20 * GIB, free=15 * GIB)
     ],
 )
 @pytest.mark.parametrize("quantization", ["none", "wint4"])
-def test_parameters_are_counted_with_those_of_a_tokens_experts(
+def test_parameters_are_counted_in_all_and_per_token(
     tmp_path: Path,
     family: type[PreTrainedModel],
     changes: dict[str, Any],
@@ -106,7 +106,7 @@ def settings(**values: Any) -> WorkerConfig:
     return WorkerConfig(**values)
 
 
-def test_blocks_take_what_is_left_of_the_share() -> None:
+def test_blocks_take_the_rest_of_the_share() -> None:
     report = plan_memory(settings(gpu_memory_utilization=0.5), NEEDS, MACHINE, CUDA)
     assert report.num_blocks == (10 - 5 - 2 - 1) * GIB // NEEDS.block
     assert report.lines() == [
@@ -265,7 +265,7 @@ def allocated_peak(watch: profile) -> int:
         HYBRIDS["ling 2.5"],
     ],
 )
-def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
+def test_a_step_fits_its_reserve_and_takes_at_least_half(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any]
 ) -> None:
     save_model(tmp_path, family, **changes)
@@ -275,7 +275,7 @@ def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
 
 
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_scores_that_torchs_operators_make_fit_what_is_reserved_for_them(
+def test_scores_of_torchs_operators_fit_their_reserve(
     has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scores of twenty rows of three hundred tokens."""
@@ -307,7 +307,7 @@ def test_memory_for_scores_is_planned_where_they_are_made(
 
 @pytest.mark.parametrize("num_top", [0, 20, None])
 @pytest.mark.parametrize("values", [1, 1000])
-def test_a_piece_of_logits_fits_what_is_reserved_for_it(num_top: int | None, values: int) -> None:
+def test_a_piece_of_logits_fits_its_reserve(num_top: int | None, values: int) -> None:
     """Also with ties, for which all logits are sorted."""
     logits = torch.randint(values, (40, 3000)).float()
     given = logits.nbytes
@@ -317,7 +317,7 @@ def test_a_piece_of_logits_fits_what_is_reserved_for_it(num_top: int | None, val
     assert allocated_peak(watch) + given <= logits.numel() * LOGPROB_BYTES
 
 
-def test_prompts_take_a_piece_and_what_credit_allows() -> None:
+def test_prompts_take_a_piece_and_their_credit() -> None:
     vocab_size, piece = 1000, MAX_LOGITS_AT_ONCE * LOGPROB_BYTES
     drawn, logprobs = 2 * 8 * vocab_size * 4, 2 * min(512 * vocab_size * 4, 8 * WINDOW_BYTES)
     assert prompt_logprob_bytes(8, 10_000, vocab_size) == piece + drawn + 2 * 8 * WINDOW_BYTES

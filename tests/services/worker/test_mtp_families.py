@@ -204,7 +204,7 @@ def speculation(method: str) -> dict[str, Any]:
 @pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
-def test_drafts_are_those_of_plain_torch(checkpoint: Checkpoint, kernels: str) -> None:
+def test_drafts_match_plain_torch(checkpoint: Checkpoint, kernels: str) -> None:
     engine = make_engine(checkpoint.folder, kernels, speculative_config=speculation("mtp"))
     prompts = random_prompts(6)
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=10, logprobs=0, draft_logprobs=True)
@@ -226,7 +226,7 @@ def test_drafts_are_those_of_plain_torch(checkpoint: Checkpoint, kernels: str) -
 @pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
-def test_with_drafts_texts_are_those_without(checkpoint: Checkpoint, kernels: str) -> None:
+def test_with_drafts_texts_match_runs_without(checkpoint: Checkpoint, kernels: str) -> None:
     """At a high temperature even drafts of a random head are often accepted."""
     params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]
     texts = []

@@ -98,7 +98,7 @@ def assert_loads(folder: Path, checkpoint: HeadFormat, stored: Weights, true: We
 
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
-def test_a_head_computes_what_its_own_layout_does(tmp_path: Path, checkpoint: HeadFormat) -> None:
+def test_a_head_computes_like_its_own_layout(tmp_path: Path, checkpoint: HeadFormat) -> None:
     """Copies have other values here, so that one replacing the trunk's weight is noticed."""
     weights = checkpoint.random_weights()
     assert_loads(tmp_path, checkpoint, weights, weights)
@@ -162,7 +162,7 @@ def test_an_unknown_tensor_of_a_head_is_named(tmp_path: Path, checkpoint: HeadFo
         ("MiMoForCausalLM", "model.mtp_layers.1."),
     ],
 )
-def test_what_attention_and_experts_are_made_of_keeps_its_name(
+def test_tensors_of_attention_and_experts_keep_their_names(
     tmp_path: Path, architecture: str, prefix: str
 ) -> None:
     view = open_view(tmp_path, architecture, {})

@@ -321,7 +321,7 @@ def test_keys_that_are_hidden_are_as_if_not_there(name: str, variant: str, first
 
 @each_variant
 @pytest.mark.parametrize("name", SHAPES)
-def test_float32_logits_are_those_of_torch(name: str, variant: str) -> None:
+def test_float32_logits_match_torch(name: str, variant: str) -> None:
     """Chunks of 300 begin and end within splits of the keys; a row has three of those."""
     config, prompts = make_config(name), random_prompts(1, 17, 130, 700)
     expected = run(TorchLM(make_model(config, torch.float32)), config, torch.float32, prompts, 300)
@@ -336,7 +336,7 @@ def test_float32_logits_are_those_of_torch(name: str, variant: str) -> None:
     "name",
     [pytest.param(name, marks=() if name in IN_BFLOAT16 else pytest.mark.slow) for name in SHAPES],
 )
-def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(name: str, variant: str) -> None:
+def test_bfloat16_logits_are_nearer_to_float32_than_torchs(name: str, variant: str) -> None:
     """On average: native code rounds less."""
     config, prompts, dtype = make_config(name), random_prompts(1, 17, 130, 400), torch.bfloat16
     rounded = make_model(config, dtype).float()

@@ -125,7 +125,7 @@ def test_a_row_that_is_not_finite_fails_alone(
 
 
 @pytest.mark.parametrize("more", MORE, ids=[next(iter(each)) for each in MORE])
-def test_who_wants_more_than_tokens_gets_it_and_the_others_have_the_same(
+def test_rows_with_logprobs_get_them_and_others_are_unchanged(
     small: HostEngine, more: dict[str, Any], counted: Counted
 ) -> None:
     """While it runs, no sequence's steps are plain."""

@@ -99,7 +99,7 @@ def test_a_drop_stays_in_its_table(drops: list[Drop], problem: str) -> None:
         check(ADMITTED, plan(drops=drops))
 
 
-def test_drops_go_on_from_those_before() -> None:
+def test_drops_go_on_from_earlier_ones() -> None:
     steps = [plan(drops=[Drop(0, 1, 1), Drop(0, 2, 1)]), plan(drops=[Drop(0, 1, 2)])]
     check(ADMITTED, *steps)
     with pytest.raises(CodecError, match="drops 0 blocks"):

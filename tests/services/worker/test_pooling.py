@@ -69,7 +69,7 @@ def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "kernels", ["native", "torch", pytest.param("device", marks=pytest.mark.slow)]
 )
-def test_embeddings_are_those_of_transformers_however_prompts_are_cut(
+def test_embeddings_match_transformers_however_prompts_are_cut(
     kernels: str, embedder: Path
 ) -> None:
     blocks = 64 // ENGINES[kernels]["block_size"]  # for one prompt of 40 tokens and some others
@@ -121,7 +121,7 @@ def test_last_states_begin_in_the_cache_and_means_do_not(embedder: Path) -> None
 @pytest.mark.parametrize(
     "kernels", ["device", *(pytest.param(each, marks=pytest.mark.slow) for each in KERNELS)]
 )
-def test_classes_are_those_of_transformers(kernels: str, tmp_path: Path) -> None:
+def test_classes_match_transformers(kernels: str, tmp_path: Path) -> None:
     save_classifier(tmp_path, 3)
     engine = make_engine(tmp_path, kernels, max_num_batched_tokens=16, max_model_len=48)
     assert engine.capacity.pooled_size == 3

@@ -49,7 +49,7 @@ def random_ids(num: int, length: int, seed: int) -> list[list[int]]:
     return np.random.default_rng(seed).integers(300, 8000, (num, length)).tolist()
 
 
-def test_greedy_texts_with_hits_are_those_without(engine: AnyEngine) -> None:
+def test_greedy_texts_with_hits_match_runs_without(engine: AnyEngine) -> None:
     first, second = random_ids(2, 42, seed=8)
     prompts = [first, first, first[:33], [*first[:17], *second], second, [*second, 5], first[:41]]
     cached, plain = run(engine, 2 * prompts, True), run(engine, 2 * prompts, False)
@@ -59,7 +59,7 @@ def test_greedy_texts_with_hits_are_those_without(engine: AnyEngine) -> None:
     assert plain.num_hits == 0
 
 
-def test_a_talk_goes_on_from_what_was_written(engine: AnyEngine) -> None:
+def test_a_conversation_goes_on_from_its_cached_output(engine: AnyEngine) -> None:
     prompts = random_ids(3, 30, seed=9)
     texts = run(engine, prompts, False).texts
     turns = [prompt + text for prompt, text in zip(prompts, texts, strict=True)]

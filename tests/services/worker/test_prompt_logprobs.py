@@ -109,7 +109,7 @@ def test_prompt_logprobs_of_one_sequence_do_not_change_the_others(engine: AnyEng
         assert mixed[index].prompt_parts == []
 
 
-def test_what_is_known_already_is_not_sent_again(
+def test_known_prompt_logprobs_are_not_sent_again(
     engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
     prompts = [prompt for prompt in random_prompts(12, seed=6) if len(prompt) > 5]

@@ -53,7 +53,7 @@ def with_values(dense: Path, values: dict[str, torch.Tensor], folder: Path) -> P
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dense", FAMILIES, indirect=True, scope="module")
-def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
+def test_texts_match_transformers_with_dequantized_weights(
     dense: Path, layout: str, kernels: str, tmp_path: Path
 ) -> None:
     values = save_quantized(dense, tmp_path / "codes", LAYOUTS[layout])
@@ -79,7 +79,7 @@ def test_other_layouts_and_files_next_to_the_config_are_read(tmp_path: Path, lay
 
 
 @pytest.mark.parametrize("kernels", ["native", "device"])
-def test_with_drafts_texts_are_those_without(tmp_path: Path, kernels: str) -> None:
+def test_with_drafts_texts_match_runs_without(tmp_path: Path, kernels: str) -> None:
     """At a high temperature even drafts of a random head are often accepted."""
     save_mimo(tmp_path / "dense")
     save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS["awq"])

@@ -110,7 +110,7 @@ REFUSED: dict[str, tuple[Pass, str]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_pass_gives_what_torch_gives(name: str, dtype: torch.dtype) -> None:
+def test_a_pass_matches_torch(name: str, dtype: torch.dtype) -> None:
     found, expected = both(COMPUTED[name], dtype)
     distance = (found - expected).norm() / expected.norm()
     assert distance < (1e-5 if dtype == torch.float32 else 0.02)

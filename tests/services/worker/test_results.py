@@ -98,7 +98,7 @@ async def test_results_are_sent_one_by_one_and_count_their_steps() -> None:
     assert num_steps == [1, 2, 5, 7]
 
 
-async def test_what_a_prompt_brings_goes_out_before_the_step_thread_goes_on(
+async def test_a_prompts_result_goes_out_before_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("services.worker.service.TAKE_S", 60.0)

@@ -111,7 +111,7 @@ def rounding_group(codes: Codes) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ROUNDED)
-def test_products_are_those_of_rounded_rows(form: str, dtype: torch.dtype) -> None:
+def test_products_match_rounded_rows(form: str, dtype: torch.dtype) -> None:
     for n, k, num in ((96, 64, 1), (37, 272, 7), (80, 1040, 33), (16, 16, 70), (130, 384, 4)):
         codes, x = FORMS[form](n, k), torch.randn(num, k).to(dtype).float()
         truth = codes.values(torch.float64)
@@ -125,7 +125,7 @@ def test_products_are_those_of_rounded_rows(form: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("form", ROUNDED)
-def test_gates_are_those_of_rounded_rows(form: str) -> None:
+def test_gates_match_rounded_rows(form: str) -> None:
     codes, x = FORMS[form](64, 96), torch.randn(9, 96)
     truth = codes.values(torch.float64)
     gate, up = (rounded(x, rounding_group(codes)).double() @ truth.T).chunk(2, -1)
@@ -229,7 +229,7 @@ def test_experts_multiply_rounded_rows_too(variant: str, quantization: Quantizat
         ({"quantization": "wint8", "native_kernels": False}, "native-kernels is off"),
     ],
 )
-def test_what_cannot_be_rounded_is_refused(settings: dict[str, Any], problem: str) -> None:
+def test_unroundable_forms_are_refused(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=f"activation-dtype: int8 .*{problem}"):
         make_engine(EMBEDDED_MODEL, "native", activation_dtype="int8", **settings)
 

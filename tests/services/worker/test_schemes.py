@@ -77,7 +77,7 @@ def read_layers(name: str, dtype: torch.dtype = torch.float32) -> dict[str, Weig
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_codes_stand_for_what_the_tool_that_wrote_them_reads(name: str) -> None:
+def test_codes_are_read_like_by_the_tool_that_wrote_them(name: str) -> None:
     expected = expected_layers(name)
     found = read_layers(name)
     assert found.keys() == expected.keys()
@@ -91,7 +91,7 @@ def test_codes_stand_for_what_the_tool_that_wrote_them_reads(name: str) -> None:
 
 @each_variant
 @pytest.mark.parametrize("name", FOLDERS)
-def test_native_products_are_those_of_the_numbers(name: str, variant: str) -> None:
+def test_native_products_match_the_numbers(name: str, variant: str) -> None:
     """From 1 to 70 rows, by several code paths; each the same bits as alone."""
     library = NativeLibrary(load_library(variant), torch.float32, 2)
     for weight in read_layers(name).values():
@@ -119,7 +119,7 @@ def test_native_products_are_those_of_the_numbers(name: str, variant: str) -> No
             assert torch.equal(program.run([x[:num_rows]]), alone[:num_rows]), num_rows
 
 
-def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
+def test_unreadable_schemes_are_refused_with_the_readable_ones() -> None:
     for config, text in (
         (
             {"quant_method": "hqq"},

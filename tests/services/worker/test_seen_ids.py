@@ -10,7 +10,7 @@ IDS = st.lists(st.integers(0, 60), max_size=200)
 
 
 @given(IDS, IDS)
-def test_what_came_at_once_and_one_by_one_is_counted(first: list[int], later: list[int]) -> None:
+def test_ids_at_once_and_one_by_one_are_counted(first: list[int], later: list[int]) -> None:
     seen = SeenIds(np.array(first, np.int32))
     for token_id in later:
         seen.add(token_id)

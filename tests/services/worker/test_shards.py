@@ -45,7 +45,7 @@ def test_a_rank_has_its_heads_and_its_part_of_the_mlp(tmp_path: Path) -> None:
         assert model.lm_head.weight.values.shape == (160 // size, 64)
 
 
-def test_a_size_that_does_not_divide_is_named_with_those_that_do(tmp_path: Path) -> None:
+def test_an_indivisible_size_is_named_with_the_divisible_ones(tmp_path: Path) -> None:
     save_qwen2(tmp_path)
     config = read_model_config(tmp_path)
     for parallel, problem in (

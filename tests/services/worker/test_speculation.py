@@ -40,7 +40,7 @@ RULES: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("engine", [("native", 1), ("native", 3), ("torch", 2)], ids=str)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_texts_are_those_without_drafts(
+def test_texts_match_runs_without_drafts(
     temperature: float, engine: tuple[str, int], method: str
 ) -> None:
     """All at once; drafts of all rows are verified in one step."""
@@ -73,7 +73,7 @@ def test_alone_the_texts_are_the_same_too(temperature: float, depth: int, method
         *(pytest.param([each], id=next(iter(each)), marks=pytest.mark.slow) for each in RULES),
     ],
 )
-def test_what_else_is_asked_holds_for_each_token_of_a_run(rules: Sequence[dict[str, Any]]) -> None:
+def test_sampling_rules_hold_for_each_token_of_a_run(rules: Sequence[dict[str, Any]]) -> None:
     some = prompts()[::2]
     params = [
         msgspec.structs.replace(each, **asked)
@@ -124,7 +124,7 @@ def test_few_tokens_are_not_more_with_drafts(max_tokens: int) -> None:
     assert {len(text) for text in few.texts} == {max_tokens}
 
 
-def test_drafts_with_logprobs_are_those_that_were_verified() -> None:
+def test_drafts_with_logprobs_are_the_verified_ones() -> None:
     params = params_of(0.7, 6, logprobs=0, draft_logprobs=True)
     done = scheduled.run(engine_of("native", "mtp", 3), prompts()[::4], params)
     for text, verified, drafts in zip(done.texts, done.verified, done.drafts, strict=True):

@@ -12,7 +12,7 @@ CLOSE = {"float32": SETTLED, "bfloat16": 0.25}
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_two_hundred_texts_are_those_without_drafts_at_every_depth(
+def test_two_hundred_texts_match_runs_without_drafts_at_every_depth(
     dtype: str, method: str, temperature: float
 ) -> None:
     found = compare(prompts_of(200), dtype, method, temperature, [1, 2, 3, 4, 5], 32)

@@ -69,7 +69,7 @@ def own(linear: Linear) -> int:
     return (weight.values if isinstance(weight, Dense) else weight.codes).data_ptr()
 
 
-def test_zeros_and_wide_scales_of_some_experts_are_those_of_all() -> None:
+def test_zeros_and_wide_scales_of_some_experts_match_all() -> None:
     model = make()
     layer = linears(model, "down_proj")[0]
     for linear in layer:

@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_texts_are_those_of_transformers(tmp_path: Path, kind: str, kernels: str) -> None:
+def test_texts_match_transformers(tmp_path: Path, kind: str, kernels: str) -> None:
     text, others = FAMILIES[kind]
     config = AutoConfig.for_model(kind, text_config=text, vision_config=TOWER, **others)
     torch.manual_seed(20261129)

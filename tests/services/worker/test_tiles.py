@@ -34,7 +34,7 @@ def library() -> NativeLibrary:
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quantization", ["none", *ONLINE])
-def test_logits_are_nearer_to_float32_than_those_of_torch(
+def test_logits_are_nearer_to_float32_than_torchs(
     library: NativeLibrary, name: str, quantization: Quantization
 ) -> None:
     """The inner sizes are no multiples of 32, and the steps have one row, some, and many."""

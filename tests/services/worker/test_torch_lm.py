@@ -54,7 +54,7 @@ def mimo_config() -> ModelConfig:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
+def test_float32_logits_do_not_depend_on_the_side_that_knows_the_lengths(name: str) -> None:
     """Chunks, single tokens, and both in one step."""
     config, prompts, dtype = make_config(name), random_prompts(1, 17, 131, 200), torch.float32
     expected = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 65)

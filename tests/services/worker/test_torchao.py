@@ -113,7 +113,7 @@ def read(part: Part, folder: Path) -> Weight:
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-def test_values_are_those_of_torchao(part: Part, tmp_path: Path) -> None:
+def test_values_match_torchao(part: Part, tmp_path: Path) -> None:
     weight = read(part, tmp_path)
     assert isinstance(weight, Quantized)
     if not part.kind.startswith("Int4"):

@@ -126,7 +126,7 @@ BACKENDS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_logits_are_those_of_what_the_codes_stand_for(
+def test_logits_match_dequantized_weights(
     quantization: Quantization, name: str, backend: str
 ) -> None:
     config, prompts, dtype = make_config(name), native_prompts(1, 17, 130, 400), torch.float32
@@ -142,7 +142,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(
 
 @each_variant
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
+def test_bfloat16_logits_are_nearer_to_float32_than_torchs(
     quantization: Quantization, variant: str
 ) -> None:
     """Codes are exact in bfloat16, dequantized values are not."""
@@ -178,7 +178,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 @pytest.mark.each_value
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("kernels", ["native", "torch", "device"])
-def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
+def test_texts_match_transformers_with_dequantized_weights(
     checkpoint: Path, oracle: Any, kernels: str, quantization: Quantization
 ) -> None:
     engine = make_engine(checkpoint, kernels, quantization=quantization)
@@ -217,7 +217,9 @@ def test_while_a_model_is_loaded_one_layer_has_numbers(
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Quantization) -> None:
+def test_buffers_of_torchs_operators_are_counted(
+    checkpoint: Path, quantization: Quantization
+) -> None:
     """A weight is dequantized anew in each step."""
     peaks = []
     for kernels in ("torch", "native"):
@@ -236,7 +238,7 @@ def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Qua
 @pytest.mark.parametrize(
     ("form", "bits", "num_scale_bytes"), [("wint8", 8, 4), ("wint4", 4.5, 0), ("nf4", 4.25, 0)]
 )
-def test_packed_layers_take_what_their_codes_do(
+def test_packed_layers_take_the_memory_of_their_codes(
     form: Quantization, bits: float, num_scale_bytes: int
 ) -> None:
     """Within 3 %. Parts not counted in ``bits`` occur once per output."""

@@ -52,7 +52,7 @@ def test_a_line_is_its_number_id_url_and_body():
         (line(body={"stream": True}), "unsupported_parameter", "body.stream"),
     ],
 )
-def test_a_wrong_line_says_where_and_what(fields: Any, code: str, words: str):
+def test_an_error_names_line_and_field(fields: Any, code: str, words: str):
     found = parsed(fields)
     assert isinstance(found, LineError)
     assert (found.number, found.code) == (7, code)

@@ -42,7 +42,7 @@ def test_results_have_openais_shape(tmp_path: Path):
     ]
 
 
-def test_what_is_done_is_read_and_a_cut_line_removed(tmp_path: Path):
+def test_finished_results_are_read_and_a_cut_line_removed(tmp_path: Path):
     path = tmp_path / "out.jsonl"
     with ResultFile(path, "b1") as file:
         file.append(result_of_reply("b1", 3, "x", GOOD))
@@ -75,7 +75,7 @@ def test_two_writers_are_one_too_many(tmp_path: Path):
         pass
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path):
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path):
     with pytest.raises(WrongResults, match="is no file"):
         ResultFile(Path("/dev/null"), "b1")
     with pytest.raises(NotWritten, match="No such file"):

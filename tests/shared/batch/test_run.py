@@ -101,7 +101,7 @@ async def test_a_line_that_fails_stops_no_other(tmp_path: Path):
     assert (counts.completed, counts.failed) == (2, 2)
 
 
-async def test_what_may_pass_is_tried_again(tmp_path: Path):
+async def test_temporary_errors_are_retried(tmp_path: Path):
     num_tries: Counter[int] = Counter()
 
     async def handle(request: web.Request) -> web.StreamResponse:

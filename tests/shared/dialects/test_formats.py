@@ -64,7 +64,7 @@ def test_markers_hold_no_text_that_is_none():
         assert all(re.search(r"\S", text) for text in each.markers), each.name
 
 
-def test_what_closes_reasoning_early_holds_its_marker():
+def test_an_early_end_of_reasoning_holds_its_marker():
     for each in REASONING_FORMATS.values():
         assert each.close in each.forced_close
         assert each.channels or (each.open and each.close)

@@ -121,7 +121,7 @@ def test_a_template_that_teaches_no_form_is_told_by_the_vocabulary():
     assert recognise(template, {"<|tool_call_start|>"}) == ("lfm2", "")
 
 
-def test_what_is_recognised_is_known():
+def test_recognised_formats_are_known():
     for _, tools, reasoning in TEMPLATES:
         assert not tools or TOOL_FORMATS[tools].name == tools
         assert not reasoning or REASONING_FORMATS[reasoning].name == reasoning

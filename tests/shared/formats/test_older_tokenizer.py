@@ -37,7 +37,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder
 
 
-def test_ids_are_those_of_sentencepiece(trained: Path) -> None:
+def test_ids_match_sentencepiece(trained: Path) -> None:
     found = locate_model(str(trained))
     assert found.name == trained.name
     text = TextModel(found.folder, 4096, VOCAB_SIZE)

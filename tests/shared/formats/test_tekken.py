@@ -53,9 +53,7 @@ def folder(tmp_path: Path, ranks: dict[bytes, int]) -> Path:
     return folder
 
 
-def test_ids_are_those_of_tiktoken_and_of_transformers(
-    folder: Path, ranks: dict[bytes, int]
-) -> None:
+def test_ids_match_tiktoken_and_of_transformers(folder: Path, ranks: dict[bytes, int]) -> None:
     oracle = tiktoken.Encoding("tekken", pat_str=TEKKEN, mergeable_ranks=ranks, special_tokens={})
     theirs = MistralConverter(str(folder / "tekken.json")).converted()
     text = TextModel(locate_model(str(folder)).folder, 4096, NUM_SPECIAL + len(ranks))

@@ -62,7 +62,7 @@ def folder(tmp_path: Path, ranks: dict[bytes, int]) -> Path:
     return folder
 
 
-def test_ids_are_those_of_tiktoken(folder: Path, ranks: dict[bytes, int]) -> None:
+def test_ids_match_tiktoken(folder: Path, ranks: dict[bytes, int]) -> None:
     num = len(ranks)
     oracle = tiktoken.Encoding("kimi", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens={})
     text = TextModel(locate_model(str(folder)).folder, 4096, num + NUM_SPECIAL)

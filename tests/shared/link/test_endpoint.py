@@ -61,7 +61,7 @@ def test_ipv6_stands_in_brackets():
         "tcp://x:1\n",
     ],
 )
-def test_what_is_no_address_is_refused_with_its_value_and_the_form(text: str):
+def test_a_malformed_address_is_refused_with_its_value_and_the_form(text: str):
     with pytest.raises(ConfigError) as caught:
         load_settings(
             SchedulerConfig, [f"--listen-address={text}", "--insecure-tcp"], "shoal scheduler"
@@ -70,7 +70,7 @@ def test_what_is_no_address_is_refused_with_its_value_and_the_form(text: str):
 
 
 @pytest.mark.parametrize("text", ["tcp://*", "tcp://x:0", "tcp://a,udp://b"])
-def test_what_cannot_be_dialled_is_refused(text: str):
+def test_undialable_addresses_are_refused(text: str):
     for config in (TokenizerConfig, WorkerConfig):
         with pytest.raises(ConfigError, match=r"scheduler-address.*must be tcp://HOST"):
             load_settings(config, [f"--scheduler-address={text}", "--insecure-tcp"], "shoal")

@@ -150,7 +150,7 @@ async def test_a_service_that_broke_is_lost_to_its_peers(pair: Pair):
     assert not down.is_explained
 
 
-async def test_who_takes_one_dials_the_next_when_that_has_left(tmp_path: Path):
+async def test_a_service_with_one_peer_dials_the_next_after_its_end(tmp_path: Path):
     upper = Recorder("worker", "w0")
     upper.link.dial("scheduler", tmp_path, takes_one=True)
     running = asyncio.create_task(upper.link.run())
@@ -219,7 +219,7 @@ def assert_nothing_is_forged(caplog) -> None:
 
 
 @pytest.mark.parametrize("message", [Refused(EVIL * 100), Bye(EVIL * 100)])
-async def test_what_those_below_write_cannot_be_taken_for_lines_of_the_log(
+async def test_texts_of_lower_services_cannot_forge_log_lines(
     tmp_path: Path, caplog, message: Message
 ):
     caplog.set_level(logging.INFO)
@@ -242,7 +242,7 @@ async def test_what_those_below_write_cannot_be_taken_for_lines_of_the_log(
     context.destroy(linger=0)
 
 
-async def test_what_those_above_write_cannot_be_taken_for_lines_of_the_log(pair: Pair, raw, caplog):
+async def test_texts_of_upper_services_cannot_forge_log_lines(pair: Pair, raw, caplog):
     caplog.set_level(logging.INFO)
     await pair.up()
     raw.send_multipart(encode(Hello(PROTOCOL_MAJOR, 0, "gateway", "g1")))
@@ -255,7 +255,7 @@ async def test_what_those_above_write_cannot_be_taken_for_lines_of_the_log(pair:
     assert len(peer.status.reason) < 1000
 
 
-def test_what_a_peer_wrote_stays_within_what_the_wire_takes_however_it_is_escaped():
+def test_escaped_texts_of_a_peer_stay_within_the_wire_limit():
     assert len(peer_text("\U000e0001" * 5000)) <= MAX_PEER_TEXT < MAX_REASON_CHARS
 
 
@@ -476,7 +476,7 @@ async def test_while_we_stand_still_ourselves_no_peer_counts_as_silent(pair: Pai
 
 
 @pytest.mark.parametrize(("still_s", "has_outlived"), [(None, False), (-5.0, False), (0.1, True)])
-async def test_who_stood_still_when_it_was_lost_says_so_when_it_is_back(
+async def test_a_service_that_stalled_says_so_when_it_is_back(
     pair: Pair, still_s: float | None, has_outlived: bool
 ):
     """The gateway's stall ended ``still_s`` after its loss."""

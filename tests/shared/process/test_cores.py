@@ -39,7 +39,7 @@ def test_a_field_is_that_of_the_first_core(monkeypatch: pytest.MonkeyPatch, tmp_
     ]
 
 
-def test_nodes_are_those_with_cores_of_ours(
+def test_nodes_without_available_cores_are_left_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     make_nodes(monkeypatch, tmp_path, {0: "0-3", 1: "4-7", 2: ""})

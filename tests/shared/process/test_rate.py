@@ -20,7 +20,7 @@ def test_the_wait_is_the_time_until_the_next_one_ends():
     assert 4 < rate.retry_after_s(500.0) < 6
 
 
-def test_what_was_long_ago_counts_little():
+def test_old_events_count_little():
     rate = Rate()
     rate.note(1000, 1.0)
     assert rate.per_s(300.0) < 0.01

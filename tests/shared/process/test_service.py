@@ -88,7 +88,7 @@ def _garbage_is_searched_everywhere() -> Iterator[None]:
     gc.unfreeze()
 
 
-async def test_what_a_ready_service_has_made_is_not_searched_for_garbage(tmp_path: Path):
+async def test_objects_of_a_ready_service_are_frozen_for_the_collector(tmp_path: Path):
     service = Idle()
     running = asyncio.create_task(run(service, tmp_path))
     await until_it_serves(tmp_path)
@@ -152,7 +152,7 @@ async def test_a_service_signals_once_that_it_is_ready(tmp_path: Path, monkeypat
         ("wrong setting", 2, False),
     ],
 )
-async def test_what_breaks_a_service_is_its_exit_code(
+async def test_the_error_of_a_service_decides_its_exit_code(
     tmp_path: Path, how: str, code: int, is_our_fault: bool, capfd, caplog
 ):
     assert await asyncio.wait_for(run(Idle(how), tmp_path), 10) == code

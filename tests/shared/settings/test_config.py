@@ -149,7 +149,7 @@ def test_no_service_of_the_stack_warns_of_the_variables_of_the_stack(monkeypatch
     assert not unread_variables(ServeConfig.model_fields.keys())
 
 
-def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, monkeypatch):
+def test_only_settings_of_serve_reach_its_services(file: str, monkeypatch):
     monkeypatch.setenv("SHOAL_CONFIG", file)
     config = load_settings(ServeConfig, ["--dtype", "float32"], "shoal serve")
     environment = child_environment(config)
@@ -202,7 +202,7 @@ def test_null_and_names_with_spaces_reach_the_services(tmp_path: Path, monkeypat
     ]
 
 
-def test_what_names_one_process_is_no_setting_of_the_whole_mesh(monkeypatch):
+def test_names_of_one_process_are_no_settings_of_the_mesh(monkeypatch):
     monkeypatch.setenv("SHOAL_ADMIN_PORT", "9000")
     with pytest.raises(ConfigError, match="admin-port is a setting of one service alone"):
         load_settings(ServeConfig, [], "shoal serve")

@@ -67,7 +67,7 @@ def test_no_piece_inside_of_a_text_is_scanned(monkeypatch: pytest.MonkeyPatch) -
 
 
 @given(VALUES, st.data())
-def test_what_is_no_json_is_none_in_slices_either(value: Any, data: st.DataObject) -> None:
+def test_malformed_json_is_malformed_in_slices_too(value: Any, data: st.DataObject) -> None:
     text = bytearray(json.dumps(value).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(text) - 1))

@@ -31,13 +31,13 @@ def test_only_halves_are_replaced(pieces: list[str], is_upper: bool):
         assert msgspec.json.decode(without_escaped_halves(data)) == {joined: joined}
 
 
-def test_what_has_no_half_is_not_copied():
+def test_text_without_half_surrogates_is_not_copied():
     for data in (b'{"a": "\\n"}', b'"\\ud83d\\ude00"', b'"\\\\ud83d"'):
         assert without_escaped_halves(data) is data
 
 
 @pytest.mark.parametrize("data", [b"\\ud", b"\\", b'"\\ud83d', b"\\ud8zz", b"\xff\\ud83d\\"])
-def test_what_is_no_json_goes_through(data: bytes):
+def test_malformed_json_goes_through(data: bytes):
     assert len(without_escaped_halves(data)) == len(data)
 
 

@@ -117,7 +117,7 @@ HEADER = [[13, 1, [], [], [], [], []], [["i4", [2]]]]
         [msgpack.packb([[3, "r"], [["i4", [2]]]]), bytes(8)],
     ],
 )
-def test_what_is_no_message_raises_codec_error(frames: list[bytes]):
+def test_malformed_messages_raise_codec_error(frames: list[bytes]):
     with pytest.raises(CodecError):
         decode(frames)
 

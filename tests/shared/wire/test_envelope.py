@@ -29,7 +29,7 @@ OPTIONS = RequestOptions(
 )
 
 
-def test_what_was_written_is_read():
+def test_reading_inverts_writing():
     for options in (OPTIONS, RequestOptions()):
         assert read_options(write_options(options)) == options
 

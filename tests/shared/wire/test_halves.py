@@ -96,7 +96,7 @@ def test_rows_take_their_tokens_with_them_and_ends_come_behind(
     assert not any(part.rows for part, _ in parts[first_end + 1 :])
 
 
-def test_what_cannot_be_divided_is_our_mistake() -> None:
+def test_an_indivisible_message_is_our_mistake() -> None:
     for message in (Bye("a" * 3000), Cancel([RequestKey("a" * 3000, 1)])):
         with pytest.raises(ValueError, match="the limit is 2000"):
             received(message)

@@ -122,7 +122,7 @@ def test_the_options_of_an_older_peer_are_lifted_into_one_row(
 
 
 @pytest.mark.parametrize(("old", "new"), PAIRS, ids=IDS)
-def test_an_older_peer_reads_what_its_own_release_would_have_sent(old: str, new: Message):
+def test_an_older_peer_reads_messages_of_its_own_release(old: str, new: Message):
     sent = msgspec.msgpack.decode(msgspec.msgpack.encode(for_older(new)))
     expected = msgspec.msgpack.decode(bytes.fromhex(old))
     assert as_older(sent, expected) == expected
@@ -202,7 +202,7 @@ def test_a_peer_is_sent_the_old_fields_if_it_reads_them(minor: int, old_salt: st
 @pytest.mark.parametrize(
     ("minor", "salt"), [(0, "k s"), (OPTIONS_MINOR - 1, "k s"), (PROTOCOL_MINOR, "")]
 )
-async def test_a_link_lifts_what_older_peers_send_and_nothing_else(minor: int, salt: str):
+async def test_a_link_lifts_only_messages_of_older_peers(minor: int, salt: str):
     recorder = Recorder("scheduler", "s")
     link: Link = recorder.link
     peer = Peer(Hello(PROTOCOL_MAJOR, minor, "tokenizer", "t"), lambda *sent: None)

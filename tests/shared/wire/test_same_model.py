@@ -15,7 +15,7 @@ def hello(service: ServiceName, **changes: object) -> Hello:
     return Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, service, "1", replace(MODEL, **changes))
 
 
-def test_the_formats_of_output_are_those_of_tokenizers_alone():
+def test_the_formats_of_output_match_tokenizers_alone():
     hermes = hello("tokenizer", tool_parser="hermes", reasoning_parser="qwen3")
     assert difference(hello("worker"), hermes) is None
     assert difference(hello("worker"), hello("worker")) is None
@@ -26,7 +26,7 @@ def test_the_formats_of_output_are_those_of_tokenizers_alone():
     assert other == "reasoning-parser is glm45, but qwen3 at tokenizer 1"
 
 
-def test_who_upgrades_finds_all_settings_that_must_be_the_same():
+def test_the_page_lists_all_settings_that_must_be_equal():
     text = (
         OPERATE.read_text().partition("must be the same everywhere")[2].partition("(decisions")[0]
     )

@@ -65,7 +65,7 @@ def test_rows_that_lie_together_are_not_copied():
     assert np.shares_memory(selection.arrays().values, arrays.values)
 
 
-def test_rows_that_count_what_is_not_there_are_no_layout():
+def test_rows_with_more_tokens_than_arrays_are_no_layout():
     with pytest.raises(Exception, match="count other tokens"):
         Layout([TokenRow("r", 1, 0, TokenRun(2))], TokenArrays(np.zeros(1, np.int32)))
     with pytest.raises(Exception, match="count other tokens"):

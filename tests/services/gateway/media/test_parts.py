@@ -151,7 +151,7 @@ def refused(*messages: Any, model=SEER, **settings: Any) -> InvalidRequest:
         (None, "messages[0].content[0].image_url is required"),
     ],
 )
-def test_what_is_no_image(url: Any, text: str) -> None:
+def test_malformed_images_are_refused(url: Any, text: str) -> None:
     error = refused(user({"type": "image_url", "image_url": url}))
     assert text in error.message
     assert error.param is not None

@@ -81,7 +81,7 @@ def test_videos_have_a_limit_of_their_own() -> None:
         (None, "video_url.url is required"),
     ],
 )
-def test_what_is_no_video(url: Any, text: str) -> None:
+def test_malformed_videos_are_refused(url: Any, text: str) -> None:
     error = refused(user(video(url)), model=WATCHER)
     assert text in error.message
     assert error.param == f"{PLACE}.url"

@@ -15,7 +15,7 @@ FILES = sorted(path for path in FOLDER.rglob("*") if path.suffix in TYPES)
 REFERENCE = re.compile(r'(?:(?:href|src)=|from |url\()"([^"#]+)"')
 
 
-async def test_all_files_are_served_as_what_they_are(http: aiohttp.ClientSession) -> None:
+async def test_all_files_are_served_with_their_types(http: aiohttp.ClientSession) -> None:
     for path in FILES:
         name = path.relative_to(FOLDER).as_posix()
         async with http.get("/" if name == "index.html" else f"/page/{name}") as response:
@@ -71,7 +71,7 @@ def test_the_page_is_small() -> None:
     assert sum(len(gzip.compress(path.read_bytes())) for path in FILES) < MAX_BYTES
 
 
-def test_what_files_refer_to_is_there() -> None:
+def test_references_of_files_exist() -> None:
     missing = []
     for path in FILES:
         if path.suffix in (".html", ".css", ".js") and "vendor" not in path.parts:

@@ -30,7 +30,7 @@ def test_calls_are_the_same_however_the_text_is_cut(has_tokens: bool, subtests: 
                 assert told(run(of, pieces, OutputStart.UNDECIDED)) == expected, pieces
 
 
-def test_markers_that_are_not_shown_do_what_those_do_that_are(subtests: pytest.Subtests):
+def test_hidden_markers_work_like_shown_ones(subtests: pytest.Subtests):
     for name, whole, expected in GOOD:
         of = rules(name, added_tokens=markers_of(rules(name)))
         text, marks = hidden(whole, marks_of(whole, markers_of(of)))

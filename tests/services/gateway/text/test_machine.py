@@ -77,7 +77,7 @@ def test_a_text_without_calls_and_reasoning_comes_back(reply: tuple[str, str]):
         assert "".join(each for _, each in events) == text
 
 
-def test_what_stands_around_calls_is_not_lost(subtests: pytest.Subtests):
+def test_text_around_calls_is_not_lost(subtests: pytest.Subtests):
     """Unique letters around a possible call; text outside channels is dropped."""
     for name, text, _ in GOOD:
         with subtests.test(name=name, text=text):
@@ -207,7 +207,7 @@ def test_kimi_and_mistral_have_ids_of_their_own():
         ("openai", "<|channel|>commentary to=functions.now<|message|>{}<|call|>more"),
     ],
 )
-def test_what_follows_the_first_call_is_dropped_if_there_may_be_one(name: str, text: str):
+def test_text_after_the_only_allowed_call_is_dropped(name: str, text: str):
     of = rules(name, is_parallel=False)
     machine = OutputMachine(of, OutputStart.UNDECIDED, "id/0")
     events = [event for char in text for event in machine.push(char)]

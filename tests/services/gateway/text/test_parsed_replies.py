@@ -236,7 +236,7 @@ def test_the_finish_reason_says_whether_a_call_is_whole(subtests: pytest.Subtest
             assert finish_reasons(chunks(job, updates)) == [expected]
 
 
-def test_without_tools_what_looks_like_a_call_is_content() -> None:
+def test_without_tools_a_lookalike_of_a_call_is_content() -> None:
     fields: Any
     for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
         [choice] = whole(chat(**fields), Choice().say(*THOUGHT, *CALL).end())["choices"]
@@ -352,7 +352,7 @@ def test_every_token_has_its_logprob_and_its_id_in_one_chunk() -> None:
         assert [each for chunk in stream for each in chunk.get("token_ids", [])] == ids
 
 
-def test_what_follows_the_first_call_is_dropped_where_one_is_wanted() -> None:
+def test_later_calls_are_dropped_without_parallel_tool_calls() -> None:
     job = chat(tools=TOOLS, parallel_tool_calls=False)
     updates = Choice().say(*CALLS).end()
     [choice] = whole(job, updates)["choices"]

@@ -148,7 +148,7 @@ def test_reasoning_is_the_same_however_the_text_is_cut(has_tokens: bool, subtest
                 assert told(run(of, pieces, start)) == expected, pieces
 
 
-def test_tokens_of_reasoning_are_those_between_its_markers(subtests: pytest.Subtests):
+def test_tokens_between_the_markers_count_as_reasoning(subtests: pytest.Subtests):
     """Every character outside markers is a token here."""
     counted = [
         ("qwen3", UNDECIDED, "<think>abc</think>de", 6, 3),

@@ -35,7 +35,7 @@ async def tokenizer(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
         yield fake
 
 
-async def test_a_reply_has_what_the_model_reasoned_said_and_called(
+async def test_a_reply_has_reasoning_content_and_calls(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     asking = asyncio.create_task(

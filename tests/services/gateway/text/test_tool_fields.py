@@ -144,11 +144,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_wrong_is_refused_and_its_field_named(subtests: pytest.Subtests) -> None:
+def test_wrong_fields_are_refused_by_name(subtests: pytest.Subtests) -> None:
     check_refusals(WRONG, subtests, chat)
 
 
-def test_a_model_whose_calls_cannot_be_read_gets_tools_only_to_know_of_them() -> None:
+def test_a_model_without_a_tool_parser_takes_tools_only_for_its_prompt() -> None:
     assert options(chat(MODEL, tools=TOOLS, tool_choice="none")).tools
     for fields in ({"tools": TOOLS}, {"functions": FUNCTIONS}):
         with pytest.raises(InvalidRequest, match="no tool-call-parser"):

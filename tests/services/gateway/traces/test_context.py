@@ -30,7 +30,7 @@ def test_a_clients_trace_goes_on(flags: str, is_sampled: bool) -> None:
         f"00-{TRACE}-{PARENT}-1",
     ],
 )
-def test_what_is_no_traceparent_begins_a_trace(header: str | None) -> None:
+def test_a_malformed_traceparent_begins_a_new_trace(header: str | None) -> None:
     first, second = trace_context(header), trace_context(header)
     assert first.trace_id not in (TRACE, second.trace_id)
     assert first.parent_id == ""

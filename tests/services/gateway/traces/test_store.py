@@ -61,7 +61,7 @@ def test_a_trace_is_found_by_its_owner_alone_and_by_all_of_its_ids() -> None:
     assert store.last("you", 10, is_by_duration=True) == []
 
 
-def test_what_comes_after_the_end_is_added_and_what_nobody_knows_is_passed_over() -> None:
+def test_late_spans_are_added_and_unknown_ones_skipped() -> None:
     store = TraceStore("g", 1 << 20, 60.0)
     store.end(begun(store, "a"))
     for name in ("a~1/0/0", "b~1/0/0"):
@@ -70,9 +70,7 @@ def test_what_comes_after_the_end_is_added_and_what_nobody_knows_is_passed_over(
 
 
 @pytest.mark.parametrize(("shift_s", "shown"), [(0.0, False), (-3600.0, True), (3600.0, True)])
-def test_a_host_whose_clock_is_wrong_is_moved_to_where_it_must_have_been(
-    shift_s: float, shown: bool
-) -> None:
+def test_spans_of_a_wrong_clock_are_shifted(shift_s: float, shown: bool) -> None:
     store = TraceStore("g", 1 << 20, 60.0)
     trace = begun(store, "a")
     trace.begin_attempt(0, 1, "t", time.monotonic() - 10)
@@ -113,7 +111,7 @@ def test_without_room_nothing_is_traced() -> None:
     assert store.end(trace) is None
 
 
-def test_what_the_gateway_itself_says_can_be_read_again_however_much_it_is() -> None:
+def test_the_gateways_own_spans_can_be_read_back_at_any_size() -> None:
     store = TraceStore("g", 1 << 24, 60.0)
     trace = begun(store, "a")
     for number in range(2 * MAX_SPANS):

@@ -141,7 +141,7 @@ async def test_an_order_reaches_each_attached_worker_once(mesh: Mesh):
     assert not b.take(LoadAdapter)
 
 
-async def test_a_worker_that_attaches_later_loads_what_the_others_were_ordered_to(mesh: Mesh):
+async def test_a_late_worker_loads_the_adapters_of_the_others(mesh: Mesh):
     mesh.worker("a", SQL, LAW)
     late, same = mesh.worker("b"), mesh.worker("c", SQL)
     expected = LoadAdapter("l1", "sql", "sql/v1")

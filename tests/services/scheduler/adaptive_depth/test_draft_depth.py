@@ -137,7 +137,7 @@ class Worker:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("num_rows", [1, 8, 32])
 @pytest.mark.parametrize("rates", [GOOD, MEDIUM, (0.4, 0.3, 0.3), (0.2, 0.1, 0.1), USELESS])
-def test_what_runs_is_within_5_percent_of_the_best_depth(rates: Rates, num_rows: int, seed: int):
+def test_throughput_is_within_5_percent_of_the_best_depth(rates: Rates, num_rows: int, seed: int):
     worker = Worker(lambda step: rates, lambda step: num_rows, seed=seed).run(2000)
     assert worker.throughput(0, WARM_UP) > 0.85
     assert worker.throughput(WARM_UP, 2000) > 0.95

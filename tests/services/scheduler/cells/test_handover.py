@@ -92,7 +92,7 @@ async def test_prompts_go_whole_and_only_where_their_tokenizer_has_another_cell(
     assert {each.reason for each in cell.core.take_ended()} == {"handed_over"}
 
 
-async def test_what_has_a_worker_to_wait_for_is_not_stranded() -> None:
+async def test_a_sequence_with_a_worker_to_wait_for_is_not_stranded() -> None:
     cell = Cell(tokenizer(OURS, OTHER))
     assert not cell.core.unrunnable
     cell.core.note_state("w", is_ready=False)
@@ -122,7 +122,7 @@ async def test_the_next_cell_knows_of_the_workers_that_died_and_computes_the_pro
     assert refusal.sequence is alone
 
 
-async def test_all_is_handed_over_in_time_what_waits_at_once(
+async def test_waiting_sequences_are_handed_over_at_once_and_all_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(handover, "TURN_S", 0.01)
@@ -141,7 +141,7 @@ def busy(num_running: int, num_waiting: int = 0, num_free_blocks: int = 16) -> O
     return Overview("other", 1, num_running, num_waiting, 16, num_free_blocks, num_slots=8)
 
 
-async def test_the_first_that_wait_move_to_free_slots_and_later_what_has_moved_before() -> None:
+async def test_first_waiting_sequences_move_to_free_slots_before_moved_ones() -> None:
     cell = Cell(tokenizer(OURS, busy(2)), tokenizer(OURS, EMPTY))
     cell.core.plan("w")  # runs r0 and r1, two choices each
     cell.add("moved", 0, attempt=5)
@@ -171,7 +171,7 @@ async def test_the_first_that_wait_move_to_free_slots_and_later_what_has_moved_b
     [busy(8), busy(4, num_waiting=3), busy(2, num_free_blocks=0), OURS, LEAVING],
     ids=["full", "a slot for a prompt of two", "no blocks", "no other", "it leaves"],
 )
-async def test_what_has_no_room_elsewhere_waits_here(other: Overview) -> None:
+async def test_a_sequence_without_room_elsewhere_waits_here(other: Overview) -> None:
     cell = Cell(tokenizer(OURS, other))
     cell.others.move_waiting(60.0)
     assert cell.lost == [[]]

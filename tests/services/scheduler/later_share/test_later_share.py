@@ -51,7 +51,7 @@ def test_a_stream_with_plans_of_several_steps_has_them_beside_a_batch_too(
     assert sum(bench.tokens) > 0
 
 
-def test_a_plan_of_several_steps_makes_nobody_wait_who_does_not_give_way() -> None:
+def test_a_plan_of_several_steps_delays_only_sequences_that_yield() -> None:
     bench = Bench(on_a_cpu, depth=1, max_num_steps=16, max_num_seqs=2)
     bench.add("one")
     bench.add("other")
@@ -95,7 +95,7 @@ def test_prompts_of_a_batch_come_in_pieces_and_end() -> None:
     assert longest_s < alone_s * (1 + 1.5 * PERIOD * SHARE / (1 - SHARE)), "no chunk is long"
 
 
-def test_what_costs_nothing_joins_nearly_every_step() -> None:
+def test_later_sequences_without_cost_join_nearly_every_step() -> None:
     bench = Bench(on_a_gpu)
     bench.add("stream")
     bench.add_batch(16)
@@ -177,7 +177,7 @@ def test_a_prompt_of_a_batch_in_the_middle_keeps_no_other_prompt_from_its_slot()
     assert bench.core.sequences["long", 1].num_computed == 64
 
 
-def test_who_waits_for_the_share_of_its_priority_says_so() -> None:
+def test_a_wait_for_the_share_of_a_priority_is_reported() -> None:
     bench = Bench(on_a_cpu, depth=1)
     bench.add("stream")
     bench.step()

@@ -79,7 +79,7 @@ def run(core: Scheduler, worker: SimulatedWorker) -> list[Planned]:
     return plans
 
 
-def test_an_admitted_sequence_brings_its_items_and_pixels_for_those_to_compute():
+def test_an_admitted_sequence_brings_its_items_and_the_pixels_to_encode():
     core, worker = scheduler()
     items = [item(1, "a"), item(5, "b"), item(9, "a", 4)]
     core.add(arrival(*items, num=2))

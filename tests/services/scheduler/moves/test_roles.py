@@ -95,7 +95,7 @@ async def test_a_role_alone_does_everything(tmp_path: Path):
     cell.finish()
 
 
-async def test_a_worker_of_both_roles_takes_what_a_prefill_worker_has_computed(tmp_path: Path):
+async def test_a_worker_of_both_roles_takes_blocks_of_a_prefill_worker(tmp_path: Path):
     cell, (both, prefill) = cell_of(tmp_path, "both", "prefill")
     both.transfers.worker.admits = False
     cell.ask("r", prompt_of(1), max_tokens=50)

@@ -118,7 +118,7 @@ EMPTY = {"description": "", "parameters": {"type": "object", "properties": {}}}
         "{{ f['description'].strip() }}{{ f['parameters']['properties'].items() | list }}",
     ],
 )
-def test_a_tool_may_leave_out_what_a_template_takes_for_granted(body: str):
+def test_a_tool_may_omit_keys_that_a_template_expects(body: str):
     source = "{% for t in tools or [] %}{% set f = t.function %}" + body + "{% endfor %}"
     hello = [{"role": "user", "content": "hi"}]
     bare = (
@@ -131,7 +131,7 @@ def test_a_tool_may_leave_out_what_a_template_takes_for_granted(body: str):
     assert prompts == {prompt(source, hello, options(tools=[tool(**EMPTY)]))}
 
 
-def test_what_a_template_asks_for_stays_left_out():
+def test_keys_that_a_template_tests_for_stay_missing():
     source = (
         "{% for t in tools %}{{ t | tojson }}"
         "{% if t.function.description is defined %}d{% endif %}"

@@ -64,7 +64,7 @@ def call_with(arguments: Any) -> dict[str, Any]:
     return {**CALL, "function": {**CALL["function"], "arguments": arguments}}
 
 
-def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
+def test_messages_have_the_form_that_templates_expect(subtests: pytest.Subtests):
     plain, parts = TemplateTraits(), TemplateTraits(takes_parts=True)
     joins = TemplateTraits(joins_arguments=True)
     null = TemplateTraits(wants_null=True)

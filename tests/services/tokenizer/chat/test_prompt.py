@@ -99,7 +99,7 @@ def as_templates_read_them(messages: list[dict[str, Any]]) -> list[dict[str, Any
 
 @pytest.mark.seconds
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_prompt_is_what_transformers_renders(name: str, subtests: pytest.Subtests):
+def test_a_prompt_matches_the_rendering_of_transformers(name: str, subtests: pytest.Subtests):
     source = TEMPLATES[name]
     messages = CONVERSATION if name != "deepseek" else [CONVERSATION[0], *CONVERSATION[3:]]
     kwargs = {"enable_thinking": False, "date_string": "1 Jan 2030"}

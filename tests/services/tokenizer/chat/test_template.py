@@ -25,7 +25,7 @@ def test_the_functions_of_hugging_face_are_there(subtests: pytest.Subtests):
             assert rendered(source, x={"b": "é<", "a": [1, 2]}) == expected
 
 
-def test_a_template_that_fails_raises_what_callers_expect(subtests: pytest.Subtests):
+def test_a_failing_template_raises_the_expected_error(subtests: pytest.Subtests):
     for source in (
         "{{ raise_exception('roles must alternate') }}",
         "{{ messages[0].content.missing.missing }}",

@@ -245,7 +245,7 @@ def test_tools_that_are_not_strict_leave_the_text_free(vocabulary: Vocabulary):
         ("hermes", Wanted(tools=json.dumps([{"function": FREE}] * 513)), "tools"),
     ],
 )
-def test_what_cannot_be_called_is_refused(
+def test_uncallable_tools_are_refused(
     vocabulary: Vocabulary, name: str, wanted: Wanted, param: str
 ):
     with pytest.raises(InvalidRequest) as refused:

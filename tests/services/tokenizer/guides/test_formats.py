@@ -91,7 +91,7 @@ def test_texts_of_a_format_are_taken_and_others_refused(vocabulary: Vocabulary, 
                 assert vocabulary.refusal(grammar, text) is not None
 
 
-def test_whitespace_of_json_is_what_the_client_says(vocabulary: Vocabulary):
+def test_the_client_decides_on_whitespace_of_json(vocabulary: Vocabulary):
     value = json.dumps(PERSON)
     compact = grammar_of(
         vocabulary, OutputFormat("json_schema", "guided_json", value, whitespace="()")
@@ -121,7 +121,7 @@ def test_objects_have_no_other_properties_unless_a_schema_says_so(
             assert (vocabulary.refusal(grammar, '{"a": 1, "b": 2}') is None) == has_others
 
 
-def test_what_is_not_strict_may_hold_what_cannot_be_checked(vocabulary: Vocabulary):
+def test_a_loose_schema_may_have_uncheckable_keywords(vocabulary: Vocabulary):
     value = json.dumps({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 5}]})
     lenient = OutputFormat("json_schema", "response_format", value, is_strict=False)
     assert vocabulary.refusal(grammar_of(vocabulary, lenient), "7") is None

@@ -94,7 +94,7 @@ async def test_hostile_grammars_are_refused_and_small_ones_go_on(
         await check.check(f"{SMALL}  // after {name}", "guided_json")
 
 
-async def test_wrong_grammars_are_refused_with_what_the_library_says(
+async def test_wrong_grammars_are_refused_with_the_librarys_message(
     check: GrammarCheck, subtests: pytest.Subtests
 ):
     for name, grammar in WRONG.items():
@@ -105,7 +105,7 @@ async def test_wrong_grammars_are_refused_with_what_the_library_says(
             assert refused.value.message.startswith("guided_grammar: the grammar cannot be used: ")
 
 
-async def test_what_costs_little_is_taken(check: GrammarCheck, subtests: pytest.Subtests):
+async def test_cheap_grammars_are_accepted(check: GrammarCheck, subtests: pytest.Subtests):
     for grammar in (
         schema({"properties": {f"p{index}": {} for index in range(400)}}),
         schema({"enum": [f"value {index}" for index in range(5000)]}),
@@ -132,7 +132,7 @@ async def test_a_child_that_died_of_nothing_is_replaced(children: Children, chec
     await check.check('start: "other"', "guided_grammar")
 
 
-async def test_only_so_many_wait_and_who_leaves_makes_room(
+async def test_the_queue_is_bounded_and_a_departure_makes_room(
     check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(grammar_check, "MAX_WAITING", 3)
@@ -175,7 +175,7 @@ async def test_an_owner_may_let_only_so_many_wait(
     await check.check('start: "b"', "guided_grammar", "mine")
 
 
-async def test_what_takes_too_long_by_the_clock_is_no_verdict(
+async def test_a_timeout_by_the_clock_is_no_verdict(
     check: GrammarCheck, monkeypatch: pytest.MonkeyPatch
 ):
     await check.check(SMALL, "guided_json")
@@ -188,7 +188,7 @@ async def test_what_takes_too_long_by_the_clock_is_no_verdict(
 
 
 @pytest.mark.parametrize(("num_slow", "kind"), [(1, "ok"), (2, "ok"), (3, "complex")])
-def test_what_is_slow_once_is_tried_again(
+def test_a_grammar_that_is_slow_once_is_tried_again(
     num_slow: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ):
     """The first trials are as slow as on a host that loses a core."""
@@ -240,7 +240,7 @@ async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(
         await check.check(HOSTILE["enum"], "guided_json")
 
 
-async def test_what_kills_a_fresh_child_or_its_time_is_remembered(check: GrammarCheck):
+async def test_a_grammar_that_kills_a_fresh_child_is_remembered(check: GrammarCheck):
     for _ in range(2):
         with pytest.raises(InvalidRequest, match="too complex"):
             await check.check(HOSTILE["chain of rules"], "guided_grammar")

@@ -62,9 +62,7 @@ async def test_formats_and_tools_become_a_guide(guides: Guides):
     assert vocabulary_with().refusal(guide.grammar, text) is None
 
 
-async def test_what_no_check_foresees_is_an_error_of_the_request(
-    guides: Guides, monkeypatch: pytest.MonkeyPatch
-):
+async def test_an_unforeseen_error_is_the_requests(guides: Guides, monkeypatch: pytest.MonkeyPatch):
     def break_down(*_: object) -> None:
         raise ValueError
 
@@ -116,7 +114,7 @@ async def test_the_tokenizer_may_know_more_ids_than_the_model():
     lanes.close()
 
 
-async def test_what_cannot_be_held_is_the_clients_error(guides: Guides):
+async def test_an_unenforceable_schema_is_the_clients_error(guides: Guides):
     format = OutputFormat("regex", "guided_regex", "a(?=b)")
     with pytest.raises(InvalidRequest) as refused:
         await guides.guide_of(submitted(format=format), OutputStart.ANSWER)

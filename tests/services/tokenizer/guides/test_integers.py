@@ -117,7 +117,7 @@ def test_large_integers_are_exact(
         assert vocabulary.refusal(grammar, text) is not None, text
 
 
-def test_beside_what_is_not_written_strict_schemas_are_refused(vocabulary: Vocabulary) -> None:
+def test_strict_schemas_with_unwritten_bounds_are_refused(vocabulary: Vocabulary) -> None:
     schema = {"type": "integer", "minimum": 0, "maximum": (1 << 63) - 1, "multipleOf": 5}
     with pytest.raises(InvalidRequest, match="beside maximum, minimum, multipleOf, type") as error:
         grammar_of(vocabulary, schema, is_strict=True)
@@ -138,7 +138,7 @@ BOUNDS = st.none() | st.integers(-3000, 3000) | st.integers(-(10**25), 10**25)
 
 
 @given(BOUNDS, BOUNDS, st.lists(st.integers(-4000, 4000) | st.integers(-(10**26), 10**26)))
-def test_expressions_take_what_is_between_their_bounds(
+def test_expressions_match_the_integers_between_their_bounds(
     one: int | None, other: int | None, values: list[int]
 ) -> None:
     low, high = (one, other) if one is None or other is None else sorted((one, other))

@@ -82,7 +82,7 @@ def composed(vocabulary: Vocabulary, kind: FormatKind, value: Any) -> None:
     compose(vocabulary.dialect(), wanted, OutputStart.ANSWER)
 
 
-def test_what_is_beyond_a_limit_is_refused_by_place_and_number(
+def test_values_beyond_a_limit_are_refused_by_place_and_number(
     vocabulary: Vocabulary, subtests: pytest.Subtests
 ):
     for index, (kind, within, beyond, place, number) in enumerate(CASES):
@@ -173,7 +173,7 @@ def test_a_grammar_that_is_too_long_for_a_message_is_refused(vocabulary: Vocabul
     assert refused.value.param == "tools"
 
 
-def test_what_is_no_json_is_refused(vocabulary: Vocabulary, subtests: pytest.Subtests):
+def test_malformed_json_is_refused(vocabulary: Vocabulary, subtests: pytest.Subtests):
     kind: Any
     for kind, value in (
         ("json_schema", "{"),

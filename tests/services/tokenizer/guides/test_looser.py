@@ -54,7 +54,7 @@ async def left_out_of(guides: Guides, **fields: Any) -> list[str]:
     return found
 
 
-async def test_a_form_is_read_loosely_and_what_is_not_held_is_named(
+async def test_a_form_is_read_loosely_and_dropped_keywords_are_named(
     guides: Guides, subtests: pytest.Subtests
 ):
     for place, schema in UNHELD.items():
@@ -84,7 +84,7 @@ async def test_the_arguments_of_a_required_call_are_read_loosely(guides: Guides)
             await left_out_of(guides, chat=tools(True), tool_choice=choice)
 
 
-async def test_what_can_be_held_stays_beside_what_cannot(guides: Guides):
+async def test_enforceable_keywords_stay_beside_others(guides: Guides):
     schema = one(type="string", pattern=LOOKAHEAD)
     schema["properties"] |= {"b": {"type": "string", "pattern": "^[0-9]+$"}, "c": {"enum": [1]}}
     format = OutputFormat("json_schema", "f", json.dumps(schema), is_strict=False)
@@ -96,7 +96,7 @@ async def test_what_can_be_held_stays_beside_what_cannot(guides: Guides):
     assert refusal(guide.grammar, '{"a": 1}') is not None
 
 
-async def test_what_no_text_can_be_is_refused(guides: Guides):
+async def test_an_unsatisfiable_form_is_refused(guides: Guides):
     schema = json.dumps(one(type="integer", minimum=5, maximum=1))
     format = OutputFormat("json_schema", "f", schema, is_strict=False)
     with pytest.raises(InvalidRequest, match="Unsatisfiable"):

@@ -60,7 +60,7 @@ def test_markers_around_the_answer_may_be_there(thinking: Vocabulary):
     assert thinking.refusal(grammar, "\n\n{}") is None
 
 
-def test_a_budget_forces_the_marker_and_what_stands_before_it(thinking: Vocabulary):
+def test_a_budget_forces_the_marker_and_the_text_before_it(thinking: Vocabulary):
     guide = guide_of(thinking, Wanted(budget=5), OutputStart.REASONING)
     assert guide.budget == 5
     assert guide.grammar == ""

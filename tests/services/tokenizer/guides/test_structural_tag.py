@@ -118,7 +118,7 @@ def test_markers_that_are_tokens_begin_and_end_tags():
         ),
     ],
 )
-def test_what_is_no_tag_is_refused_by_its_place(
+def test_a_malformed_tag_is_refused_by_its_place(
     vocabulary: Vocabulary, tag: dict[str, Any], param: str
 ):
     with pytest.raises(InvalidRequest) as refused:

@@ -76,7 +76,7 @@ def test_a_chat_that_fits_stays_whole(model: TextModel):
     assert encoding.num == 3
 
 
-def test_the_oldest_turns_go_and_what_is_said_of_them_is_true(model: TextModel):
+def test_the_oldest_turns_go_and_the_report_of_them_is_true(model: TextModel):
     chat = chat_of(12)
     num = len(fitted(model, chat, 0).ids)
     for limit in range(num // 2, num, 7):
@@ -133,7 +133,7 @@ def test_of_turns_of_any_size_the_last_always_stays(model: TextModel, sizes: lis
     assert after.dropped.num_turns >= found.dropped.num_turns
 
 
-def test_the_text_and_the_places_of_a_prompt_are_those_of_what_is_left(model: TextModel):
+def test_text_and_places_of_a_prompt_match_the_remaining_turns(model: TextModel):
     chat = chat_of(12)
     data = np.frombuffer(msgspec.json.encode(chat), np.uint8)
     cut = ChatOptions(history_limit=200)

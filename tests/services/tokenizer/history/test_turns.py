@@ -25,7 +25,7 @@ def rests(*messages: dict[str, Any]) -> list[list[dict[str, Any]]]:
     return [turns.without_first(num) for num in range(len(turns))]
 
 
-def test_a_turn_is_what_a_user_says_and_what_answers_it():
+def test_a_turn_is_a_user_message_and_its_answers():
     chat = [user("a"), answer("b"), user("c"), answer("d"), user("e")]
     assert rests(*chat) == [chat, chat[2:], chat[4:]]
 
@@ -35,12 +35,12 @@ def test_instructions_stay_wherever_they_are():
     assert rests(*chat) == [chat, [SYSTEM, DEVELOPER, user("c"), SYSTEM]]
 
 
-def test_what_a_user_says_in_a_row_is_one_turn():
+def test_consecutive_user_messages_are_one_turn():
     chat = [user("a"), SYSTEM, user("b"), answer("c"), user("d"), user("e")]
     assert rests(*chat) == [chat, [SYSTEM, user("d"), user("e")]]
 
 
-def test_what_comes_before_the_first_user_is_in_the_first_turn():
+def test_messages_before_the_first_user_belong_to_the_first_turn():
     chat = [answer("Hello"), user("a"), answer("b"), user("c"), answer("d")]
     assert rests(*chat) == [chat, chat[3:]]
 

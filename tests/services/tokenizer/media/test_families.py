@@ -47,7 +47,7 @@ def family(folder: Path) -> Family:
 @example(width=200, height=1, areas=(56 * 56, 280 * 280))
 @example(width=201, height=1, areas=(56 * 56, 280 * 280))
 @example(width=1, height=27, areas=(1, 384 * 384))
-def test_sizes_are_those_of_transformers(
+def test_sizes_match_transformers(
     family: Family, oracle: Reference, width: int, height: int, areas: tuple[int, int]
 ) -> None:
     limits = PixelLimits(min(areas), max(areas))
@@ -77,7 +77,7 @@ def test_a_size_between_two_tokens_has_no_number_of_tokens(
     squares=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=4),
     texts=st.lists(st.integers(1, 6), min_size=5, max_size=5),
 )
-def test_positions_are_those_of_transformers(
+def test_positions_match_transformers(
     family: Family, oracle: Reference, squares: list[tuple[int, int]], texts: list[int]
 ) -> None:
     """Those of the prompt, and the next one."""
@@ -94,7 +94,7 @@ def test_positions_are_those_of_transformers(
     assert found[:, -1].tolist() == [len(kinds) + int(delta)] * 3
 
 
-def test_limits_that_the_file_lacks_are_those_of_transformers(
+def test_limits_that_the_file_lacks_match_transformers(
     folder: Path, oracle: Reference, tmp_path: Path
 ) -> None:
     preprocessor(folder, tmp_path, size=None)

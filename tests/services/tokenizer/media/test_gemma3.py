@@ -95,7 +95,7 @@ async def test_a_prompt_is_that_of_transformers(
         np.testing.assert_array_equal(by_digest[each.digest], values)
 
 
-def test_parts_are_those_of_transformers(oracle: StretchedReference) -> None:
+def test_parts_match_transformers(oracle: StretchedReference) -> None:
     random = np.random.default_rng(0)
     nums = set()
     for _ in range(200):

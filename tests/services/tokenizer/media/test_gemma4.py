@@ -101,7 +101,7 @@ async def test_a_prompt_is_that_of_transformers(
         assert not values[len(patches) :].any()
 
 
-def test_sizes_are_those_of_transformers(family: FilledRows) -> None:
+def test_sizes_match_transformers(family: FilledRows) -> None:
     random, shapes = np.random.default_rng(0), set()
     for _ in range(400):
         most = int(random.choice(SOFT_TOKENS))
@@ -164,7 +164,7 @@ async def test_a_prompt_as_a_text_has_the_texts_around_its_images(tokenizer: Tok
     assert f"a\n{START}{TOKEN}{END}" in found.tobytes().decode()
 
 
-def test_files_of_both_kinds_say_what_tokens_see(folder: Path, tmp_path: Path) -> None:
+def test_files_of_both_kinds_tell_the_visible_keys_of_tokens(folder: Path, tmp_path: Path) -> None:
     """In a published folder, the processor's file describes images."""
     for name in ("config.json", "tokenizer.json", "preprocessor_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())

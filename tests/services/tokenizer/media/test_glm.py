@@ -56,7 +56,7 @@ async def tokenizer(folder: Path) -> AsyncIterator[Tokenizer]:
     await reading.close()
 
 
-def test_sizes_are_those_of_transformers(family: RepeatedSquares) -> None:
+def test_sizes_match_transformers(family: RepeatedSquares) -> None:
     random = np.random.default_rng(0)
     sizes = np.exp(random.uniform(0, np.log(2000), (1000, 2))).astype(int).tolist()
     limits = family.limits

@@ -13,7 +13,7 @@ from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.messages import Convert, Medium
 
 
-def test_a_tokenizer_says_what_media_its_model_takes(checkpoint: Path):
+def test_a_tokenizer_tells_the_media_of_its_model(checkpoint: Path):
     for folder, kinds in ((checkpoint, (["image"], ["video"])), (EMBEDDED_MODEL, ([], []))):
         service = TokenizerService(TokenizerConfig(model=str(folder)))
         found = service._load()

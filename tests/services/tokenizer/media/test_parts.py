@@ -56,7 +56,7 @@ async def tokenizer(folder: Path) -> AsyncIterator[Tokenizer]:
     await reading.close()
 
 
-def test_sizes_are_those_of_transformers(family: TilesAndView, oracle: PartsReference) -> None:
+def test_sizes_match_transformers(family: TilesAndView, oracle: PartsReference) -> None:
     random = np.random.default_rng(0)
     sizes = np.exp(random.uniform(0, np.log(500), (1000, 2))).astype(int).tolist()
     nums = set()

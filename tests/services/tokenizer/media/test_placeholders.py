@@ -101,7 +101,7 @@ def test_pixels_are_shared_by_the_same_file_limits_and_salt_alone():
     assert key_of(file.copy(), LIMITS, "") == keys[0]
 
 
-def test_the_cache_keeps_what_was_used_last():
+def test_the_cache_keeps_the_most_recently_used_entries():
     cache = PixelCache(10)
     small, large = read_image(1), read_image(1, num_bytes=11)
     for key in (b"a", b"b"):

@@ -67,7 +67,7 @@ def pixels_of(family: Family, file: np.ndarray) -> Image.Image:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_pixels_are_those_of_transformers(name: str, family: Family, transformers: Reference):
+def test_pixels_match_transformers(name: str, family: Family, transformers: Reference):
     file = FILES[name]
     assert open_file(file).format in (*FORMATS, "MPO")
     images = transformers.images

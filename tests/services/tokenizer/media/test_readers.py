@@ -227,7 +227,7 @@ async def test_a_file_that_ends_processes_is_given_to_two(change: Callable[[str]
     await readers.close()
 
 
-async def test_a_caller_that_leaves_the_queue_is_not_read_and_one_whose_file_is_open_ends():
+async def test_a_caller_may_leave_the_queue_or_during_its_read():
     readers = WatchedReaders()
     sizes: list[int] = []
 

@@ -70,9 +70,7 @@ async def tokenizer(folder: Path, family: RowsOfPatches) -> AsyncIterator[Tokeni
     await reading.close()
 
 
-def test_sizes_and_ids_are_those_of_transformers(
-    family: RowsOfPatches, oracle: RowsReference
-) -> None:
+def test_sizes_and_ids_match_transformers(family: RowsOfPatches, oracle: RowsReference) -> None:
     random = np.random.default_rng(0)
     sizes = [(1, 1), (LONGEST, 1), (28, 28), (29, 28), (LONGEST, LONGEST), (LONGEST + 1, LONGEST)]
     sizes += np.exp(random.uniform(0, np.log(400), (300, 2))).astype(int).tolist()

@@ -67,7 +67,7 @@ async def tokenizer(folder: Path) -> AsyncIterator[Tokenizer]:
     await reading.close()
 
 
-def test_sizes_and_ids_are_those_of_transformers(family: Tiles, oracle: TilesReference) -> None:
+def test_sizes_and_ids_match_transformers(family: Tiles, oracle: TilesReference) -> None:
     random = np.random.default_rng(0)
     sizes = np.exp(random.uniform(0, np.log(200), (300, 2))).astype(int).tolist()
     nums = set()

@@ -63,9 +63,7 @@ def family(folder: Path) -> UnbrokenRows:
     return found
 
 
-def test_sizes_and_ids_are_those_of_transformers(
-    family: UnbrokenRows, oracle: RowsReference
-) -> None:
+def test_sizes_and_ids_match_transformers(family: UnbrokenRows, oracle: RowsReference) -> None:
     random = np.random.default_rng(0)
     sizes = [(1, 1), (28, 28), (29, 28), (LONGEST, LONGEST), (LONGEST + 1, LONGEST), (224, 14)]
     sizes += np.exp(random.uniform(0, np.log(400), (300, 2))).astype(int).tolist()

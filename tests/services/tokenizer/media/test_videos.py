@@ -157,7 +157,7 @@ async def test_a_list_of_frames_is_taken_whole(
     assert [item.time for item in generate.items] == [0, 4, 8, 0, 4]
 
 
-async def test_ids_of_a_replay_and_counts_are_those_of_the_prompt(tokenizer: Tokenizer) -> None:
+async def test_ids_of_a_replay_and_counts_match_the_prompt(tokenizer: Tokenizer) -> None:
     messages = [user(image(1), text("?"), video(0))]
     asked, prompt, nothing = chat(messages, 0, media=media("video", "image"))
     files = listed(FRAMES[:4]), file_of(picture(2, 84, 84))

@@ -73,7 +73,7 @@ def processor() -> Any:
 )
 @example(total=400_000, fps=30.0, asked=None, bounds=(16, 180))
 @example(total=1, fps=30.0, asked=2.0, bounds=(16, 180))
-def test_frames_and_stamps_are_those_of_transformers(
+def test_frames_and_stamps_match_transformers(
     videos: Videos,
     processor: Any,
     total: int,
@@ -127,7 +127,7 @@ def test_stamps_are_drawn_as_by_transformers(
 
 @MANY
 @given(width=st.integers(1, 2000), height=st.integers(1, 2000), num=st.integers(1, 40))
-def test_sizes_are_those_of_transformers(
+def test_sizes_match_transformers(
     videos: Videos, transformers: Reference, width: int, height: int, num: int
 ) -> None:
     resize: Any = vars(processor_of("ernie4_5_vl_moe"))["smart_resize"]
@@ -159,7 +159,7 @@ def layouts(draw: st.DrawFn) -> list[tuple[MediumKind, int, int, int]]:
 
 @settings(MANY, max_examples=100)
 @given(layout=layouts(), texts=st.lists(st.integers(1, 6), min_size=5, max_size=5))
-def test_positions_are_those_of_transformers(
+def test_positions_match_transformers(
     family: Family,
     transformers: Reference,
     layout: list[tuple[MediumKind, int, int, int]],

@@ -85,7 +85,7 @@ async def tokenizer(folder: Path) -> AsyncIterator[Tokenizer]:
     fps=st.sampled_from([24.0, 25.0, 30000 / 1001]) | st.floats(0.1, 120),
     asked=st.integers(1, 60) | st.floats(0.001, 60),
 )
-def test_frames_and_times_are_those_of_transformers(
+def test_frames_and_times_match_transformers(
     videos: Videos, total: int, fps: float, asked: float
 ) -> None:
     """A film with fewer frames than wanted, which transformers refuses, has all of them."""
@@ -114,7 +114,7 @@ def test_frames_and_times_are_those_of_transformers(
 
 @MANY
 @given(width=st.integers(1, 4000), height=st.integers(1, 4000))
-def test_sizes_are_those_of_transformers(videos: Videos, width: int, height: int) -> None:
+def test_sizes_match_transformers(videos: Videos, width: int, height: int) -> None:
     film = Film(width, height, 9, 25.0)
     if max(width, height) > 200 * min(width, height):
         with pytest.raises(ValueError, match="one side may be 200 times the other"):

@@ -67,7 +67,7 @@ def chosen(limits: VideoLimits, total: int, fps: float) -> list[int]:
 @example(total=1, fps=1.0, wanted_fps=2.0, num_frames=None, bounds=(4, 768))
 @example(total=3, fps=1.0, wanted_fps=2.0, num_frames=None, bounds=(4, 768))
 @example(total=30_000, fps=30.0, wanted_fps=2.0, num_frames=None, bounds=(4, 768))
-def test_frames_are_those_of_transformers(
+def test_frames_match_transformers(
     videos: Videos,
     total: int,
     fps: float,
@@ -98,7 +98,7 @@ def test_frames_are_those_of_transformers(
 
 @MANY
 @given(width=st.integers(1, 2000), height=st.integers(1, 2000), num=st.integers(2, 40))
-def test_sizes_are_those_of_transformers(
+def test_sizes_match_transformers(
     videos: Videos, oracle: Reference, width: int, height: int, num: int
 ) -> None:
     limits = videos.limits
@@ -129,7 +129,7 @@ def layouts(draw: st.DrawFn) -> list[tuple[MediumKind, int, int, int, float]]:
 
 @MANY
 @given(layout=layouts(), texts=st.lists(st.integers(1, 6), min_size=5, max_size=5))
-def test_positions_are_those_of_transformers(
+def test_positions_match_transformers(
     family: Family,
     oracle: Reference,
     layout: list[tuple[MediumKind, int, int, int, float]],

@@ -51,7 +51,7 @@ def videos(family: Family) -> Videos:
     num_frames=st.none() | st.integers(2, 900),
     bounds=st.tuples(st.integers(2, 40), st.integers(40, 768)),
 )
-def test_frames_and_labels_are_those_of_transformers(
+def test_frames_and_labels_match_transformers(
     videos: Videos,
     total: int,
     fps: float,
@@ -80,7 +80,7 @@ def test_frames_and_labels_are_those_of_transformers(
     areas=st.tuples(st.integers(1, 3_000_000), st.integers(1, 60_000_000)),
 )
 @example(width=4000, height=10, num=4, areas=(4096, 25_165_824))
-def test_sizes_are_those_of_transformers(
+def test_sizes_match_transformers(
     videos: Videos,
     transformers: Reference,
     width: int,
@@ -123,7 +123,7 @@ async def test_a_prompt_is_that_of_transformers(
     assert replay.items == generate.items
 
 
-def test_positions_are_those_of_transformers(family: Family, transformers: Reference) -> None:
+def test_positions_match_transformers(family: Family, transformers: Reference) -> None:
     """Each pair of frames is by itself."""
     side, random = transformers.side, np.random.default_rng(0)
     for _ in range(30):

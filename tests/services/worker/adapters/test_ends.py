@@ -67,7 +67,7 @@ def untie(base: Path, written: Written, scale: float) -> Path:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_texts_are_those_of_merged_weights(name: str, tmp_path: Path) -> None:
+def test_texts_match_merged_weights(name: str, tmp_path: Path) -> None:
     base = save(name, tmp_path)
     written, prompts = some_adapters(base, tmp_path), random_prompts(4)
     merged = [untie(base, *each) for each in zip(written, SCALES, strict=True)]

@@ -41,7 +41,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def test_texts_are_those_of_the_engine_on_the_host(folder: Path) -> None:
+def test_texts_match_the_engine_on_the_host(folder: Path) -> None:
     """With graphs of steps and of prompts, and with chunks next to decode rows."""
     adapters, prompts = some_of(folder), random_prompts(5)
     digests = [*(each.digest for each in adapters), ""]

@@ -124,7 +124,7 @@ def test_too_little_memory_names_the_settings(checkpoint: Path) -> None:
         ({"model_impl": "transformers"}, "our own architectures only; transformers computes this"),
     ],
 )
-def test_what_is_not_supported_is_refused(
+def test_unsupported_combinations_are_refused(
     checkpoint: Path, settings: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"^enable-lora: adapters are .*{problem}"):

@@ -184,7 +184,7 @@ def test_a_rank_takes_its_rows_and_columns(world: World) -> None:
         ("k", (1, 4), (2, 1), r"^k: A .* for 8 inputs and 6 outputs$"),
     ],
 )
-def test_what_does_not_fit_is_refused(
+def test_adapters_of_other_shapes_are_refused(
     world: World, name: str, a: tuple[int, int], b: tuple[int, int], problem: str
 ) -> None:
     layer = LowRank(torch.zeros(a).bfloat16(), torch.zeros(b).bfloat16())

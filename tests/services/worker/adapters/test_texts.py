@@ -102,7 +102,7 @@ def merged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_texts_are_those_of_merged_weights(folder: Path, merged: list[Path], kernels: str) -> None:
+def test_texts_match_merged_weights(folder: Path, merged: list[Path], kernels: str) -> None:
     adapters, prompts = some_of(folder), random_prompts(5)
     engine = engine_with(folder, kernels, adapters)
     assert isinstance(model_of(engine), NativeLM if kernels == "native" else TorchLM)

@@ -68,7 +68,7 @@ def check_drafts(
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", OF_MODELS)
 @pytest.mark.each_value
-def test_drafts_are_those_of_transformers(tmp_path: Path, name: str, kernels: str) -> None:
+def test_drafts_match_transformers(tmp_path: Path, name: str, kernels: str) -> None:
     save_target(tmp_path, name)
     save_assistant(tmp_path / "assistant", name)
     check_drafts(tmp_path, tmp_path / "assistant", kernels, random_prompts(4))

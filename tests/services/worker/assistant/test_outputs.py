@@ -76,7 +76,7 @@ def assert_same(found: Run, other: Run) -> None:
     [*((kernels, "float32") for kernels in KERNELS), ("native", "bfloat16")],
 )
 @pytest.mark.each_value
-def test_texts_of_a_crowd_are_those_without_drafts(
+def test_texts_of_a_crowd_match_runs_without_drafts(
     model: Path, kernels: str, dtype: str, name: str
 ) -> None:
     engine = engine_of(model, kernels, name, dtype=dtype)
@@ -154,7 +154,7 @@ def test_drafts_resume_after_a_pause(model: Path, kernels: str) -> None:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_logprobs_of_prompts_and_outputs_are_those_without_drafts(
+def test_logprobs_of_prompts_and_outputs_match_runs_without_drafts(
     model: Path, kernels: str
 ) -> None:
     """Native: to the bit."""

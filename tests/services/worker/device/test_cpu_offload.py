@@ -137,7 +137,7 @@ def test_codes_of_a_checkpoint_are_offloaded(mimo: Path, tmp_path: Path, layout:
     assert_same(found, wanted)
 
 
-def test_random_weights_are_those_without(mimo: Path) -> None:
+def test_random_weights_match_runs_without(mimo: Path) -> None:
     _, wanted = run(mimo, load_format="dummy", **EAGER)
     engine, found = run(mimo, load_format="dummy", cpu_offload_gb=ALL, **EAGER)
     assert offloaded_of(engine).num_layers == NUM_LAYERS
@@ -157,7 +157,7 @@ def test_the_plan_has_two_buffers_for_all_layers_on_the_host(mimo: Path, num_lay
     assert planned_weights() == pytest.approx(without - (num_layers - 2) * layer, abs=2048)
 
 
-def test_the_log_says_what_a_step_copies_and_what_that_bounds(
+def test_the_log_tells_the_copies_of_a_step_and_their_time(
     mimo: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -203,7 +203,7 @@ def linears(layers: torch.nn.ModuleList) -> list[Linear]:
     return [module for module in layers.modules() if isinstance(module, Linear)]
 
 
-def test_too_little_to_save_anything_is_refused_with_what_would(mimo: Path) -> None:
+def test_too_small_an_offload_is_refused_with_the_least_useful_one(mimo: Path) -> None:
     with pytest.raises(ConfigError, match=r"cpu-offload-gb: 0.0.*2 of 7 layers.*set it above 0.0"):
         make_engine(mimo, "device", cpu_offload_gb=gib_of(2, mimo))
 
@@ -294,7 +294,7 @@ def test_texts_with_experts_are_the_same_bits(tmp_path: Path, case: str) -> None
     assert_same(found, wanted)
 
 
-def test_dense_layers_before_experts_count_as_what_they_are(tmp_path: Path) -> None:
+def test_dense_layers_before_experts_count_with_their_own_size(tmp_path: Path) -> None:
     """The first of the layers is smaller than the others, and all are spread evenly."""
     save_family(tmp_path, "DeepseekV3ForCausalLM", num_hidden_layers=8)
     layers = make_dummy(read_model_config(tmp_path), torch.float32, CPU).model.layers

@@ -110,14 +110,14 @@ def assert_same(found: list[StepOutput], wanted: list[StepOutput]) -> None:
     ],
     ids=str,
 )
-def test_steps_launched_ahead_bring_what_the_host_engine_brings(
+def test_steps_launched_ahead_match_the_host_engine(
     checkpoint: Path, engine: DeviceEngine, rules: dict[str, Any]
 ) -> None:
     wanted = one_by_one(make_engine(checkpoint), steps_of(**rules))
     assert_same(launched_ahead(engine, steps_of(**rules)), wanted)
 
 
-def test_prompts_logprobs_are_computed_in_the_step_not_behind_those_that_were_launched_after_it(
+def test_prompt_logprobs_are_computed_before_later_steps(
     engine: DeviceEngine,
 ) -> None:
     first, second, *_ = steps_of(prompt_logprobs=2)
@@ -186,7 +186,7 @@ def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
     assert engine.num_running == 2
 
 
-def test_who_has_bad_words_of_several_ids_waits_for_what_was_emitted_before(
+def test_a_row_with_bad_words_of_several_ids_waits_for_earlier_tokens(
     checkpoint: Path, engine: DeviceEngine
 ) -> None:
     """Penalties then run on the host, too."""
@@ -221,7 +221,7 @@ def drafting(kernels: str, method: str) -> AnyEngine:
     ],
     ids=str,
 )
-def test_drafts_are_those_of_the_host_engine(
+def test_drafts_match_the_host_engine(
     method: str, pipeline_depth: int, rules: dict[str, Any]
 ) -> None:
     """The verified drafts, and the number of accepted ones."""
@@ -237,7 +237,7 @@ def test_drafts_are_those_of_the_host_engine(
 
 
 @pytest.mark.parametrize("num_logprobs", [3, 30, ALL_TOKENS])
-def test_logprobs_of_tokens_that_were_drafts_are_those_without_drafts(
+def test_logprobs_of_tokens_that_were_drafts_match_runs_without_drafts(
     tmp_path: Path, num_logprobs: int
 ) -> None:
     """At a high temperature drafts of a random head are often accepted: they are sampled with the
@@ -273,7 +273,7 @@ def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngin
     assert found[0][0].idle_s == 0.0
 
 
-def test_what_follows_a_step_that_broke_has_its_error(
+def test_steps_after_a_broken_one_have_its_error(
     engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(result: PendingResult) -> StepRows:
@@ -291,7 +291,7 @@ def test_what_follows_a_step_that_broke_has_its_error(
             call()
 
 
-def test_recorded_steps_bring_what_others_bring(checkpoint: Path, engine: DeviceEngine) -> None:
+def test_recorded_steps_match_eager_ones(checkpoint: Path, engine: DeviceEngine) -> None:
     """With graphs of four rows, some of them padding, and of the exact number."""
     eager = make_engine(checkpoint, "device", enforce_eager=True)
     rules = {"logprobs": 2, "temperature": 0.9}

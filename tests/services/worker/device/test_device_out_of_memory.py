@@ -69,7 +69,7 @@ def test_a_text_is_the_same_if_another_sequence_failed_beside_it(
     assert found == wanted
 
 
-def test_who_was_admitted_on_blocks_that_were_not_computed_fails_too(
+def test_a_sequence_admitted_on_uncomputed_blocks_fails_too(
     engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its plan may be in flight already, and so may one that takes its blocks in turn. Sequences

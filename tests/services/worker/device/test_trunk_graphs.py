@@ -123,7 +123,7 @@ def test_a_step_takes_the_smallest_that_has_room(
     ],
     ids=str,
 )
-def test_recorded_forward_passes_bring_what_others_bring(
+def test_recorded_forward_passes_match_eager_ones(
     checkpoint: Path, engine: DeviceEngine, replayed: list[int], rules: dict[str, Any]
 ) -> None:
     """Twice, to detect leftovers in a graph's tensors."""
@@ -166,7 +166,7 @@ def test_a_step_with_more_tokens_than_any_graph_runs_as_it_comes(
     assert replayed == [6, 6]
 
 
-def test_what_cannot_be_captured_names_the_setting_that_does_without(
+def test_a_failed_capture_names_the_setting_that_avoids_it(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(trunk: RecordedTrunk, record: Any) -> None:

@@ -65,7 +65,7 @@ def check_drafts(model: Path, head: Path, kernels: str, tapped: list[int]) -> No
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda each: each.__name__)
 @pytest.mark.each_value
-def test_drafts_are_those_of_plain_torch(
+def test_drafts_match_plain_torch(
     tmp_path: Path, family: type[PreTrainedModel], kernels: str
 ) -> None:
     """The default layers of a trunk of seven are 2, 3 and 4."""

@@ -63,7 +63,7 @@ def assert_same(found: Run, other: Run) -> None:
     ("kernels", "dtype"),
     [*((kernels, "float32") for kernels in ENGINES), ("native", "bfloat16")],
 )
-def test_texts_of_a_crowd_are_those_without_drafts(model: Path, kernels: str, dtype: str) -> None:
+def test_texts_of_a_crowd_match_runs_without_drafts(model: Path, kernels: str, dtype: str) -> None:
     engine = engine_of(model, kernels, dtype=dtype)
     found = scheduled.run(engine, random_prompts(NUM), params_of())
     assert found.texts == without(model, dtype=dtype)
@@ -110,7 +110,7 @@ def test_preempted_sequences_go_on_with_the_same_text(model: Path, kernels: str)
 
 
 @pytest.mark.parametrize("kernels", only([("native",)], ENGINES))
-def test_logprobs_of_prompts_and_outputs_are_those_without_drafts(
+def test_logprobs_of_prompts_and_outputs_match_runs_without_drafts(
     model: Path, kernels: str
 ) -> None:
     params = [replace(each, logprobs=3, prompt_logprobs=2) for each in params_of()]

@@ -94,7 +94,7 @@ def name_of(value: Any) -> str:
 @pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ["native", "device"])
 @pytest.mark.parametrize(("family", "changes"), TRUNKS, ids=name_of)
-def test_embeddings_are_those_of_transformers(
+def test_embeddings_match_transformers(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], kernels: str
 ) -> None:
     """Both engines for CPUs run transformers' operators."""
@@ -116,7 +116,7 @@ def test_embeddings_are_those_of_transformers(
 
 @pytest.mark.parametrize("num_labels", [1, 3])
 @pytest.mark.parametrize(("family", "changes"), HEADS, ids=name_of)
-def test_logits_of_classes_are_those_of_transformers(
+def test_logits_of_classes_match_transformers(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], num_labels: int
 ) -> None:
     """A part of the texts are pairs, with token types of their own if the model has some."""

@@ -50,7 +50,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-def test_texts_are_those_of_transformers_whole_and_in_chunks(folder: Path) -> None:
+def test_texts_match_transformers_whole_and_in_chunks(folder: Path) -> None:
     oracle = asked_once(oracle_of(folder))
     prompts = [*random_prompts(4), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(folder, model_impl="transformers")
@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[type[PreTrainedModel], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_keeps_other_state_is_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+def test_models_with_other_state_are_refused_with_the_reason(tmp_path: Path, name: str) -> None:
     family, changes, reason = REFUSED[name]
     save_model(tmp_path, family, **changes)
     with pytest.raises(ConfigError, match=reason):
@@ -220,7 +220,7 @@ def test_an_architecture_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         make_engine(tmp_path)
 
 
-def test_what_transformers_does_not_load_as_a_decoder_is_refused(tmp_path: Path) -> None:
+def test_models_that_are_no_decoders_in_transformers_are_refused(tmp_path: Path) -> None:
     name = "ViTForImageClassification"
     save_model(tmp_path, LlamaForCausalLM)
     change_config(tmp_path, architectures=[name], model_type="vit")
@@ -228,7 +228,7 @@ def test_what_transformers_does_not_load_as_a_decoder_is_refused(tmp_path: Path)
         make_engine(tmp_path)
 
 
-def test_ours_alone_refuses_what_only_transformers_knows(tmp_path: Path) -> None:
+def test_model_impl_shoal_refuses_models_of_transformers(tmp_path: Path) -> None:
     save_family(tmp_path, "Phi3ForCausalLM")
     with pytest.raises(ConfigError, match="Phi3ForCausalLM is not supported; supported are "):
         make_engine(tmp_path, model_impl="shoal")
@@ -253,7 +253,7 @@ def test_ours_alone_refuses_what_only_transformers_knows(tmp_path: Path) -> None
         (LlamaForCausalLM, {"partial_rotary_factor": 0.5}, {}, "partial_rotary_factor", True),
     ],
 )
-def test_what_ours_refuses_and_transformers_computes_comes_with_a_hint(
+def test_a_refusal_hints_at_transformers_if_that_computes_the_model(
     tmp_path: Path,
     family: type[PreTrainedModel],
     changes: dict[str, Any],

@@ -32,9 +32,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_texts_are_those_of_transformers_in_chunks_and_recorded_steps(
-    name: str, tmp_path: Path
-) -> None:
+def test_texts_match_transformers_in_chunks_and_recorded_steps(name: str, tmp_path: Path) -> None:
     save_family(tmp_path, name)
     oracle = oracle_of(tmp_path)
     prompts = [*random_prompts(4), random_prompts(3, seed=1)[2] * 3]
@@ -46,9 +44,7 @@ def test_texts_are_those_of_transformers_in_chunks_and_recorded_steps(
 
 
 @pytest.mark.parametrize("method", [pytest.param("none", marks=pytest.mark.slow), "ngram"])
-def test_texts_are_those_of_the_host_engine_while_steps_are_in_flight(
-    method: str, tmp_path: Path
-) -> None:
+def test_texts_match_the_host_engine_while_steps_are_in_flight(method: str, tmp_path: Path) -> None:
     save_family(tmp_path, "GptOssForCausalLM")
     speculation: dict[str, Any] = {"method": method, "adaptive": False}
     prompts = [prompt * 2 for prompt in random_prompts(5)]

@@ -92,7 +92,7 @@ def test_newer_texts_of_mistral_3_are_computed_by_transformers(tmp_path: Path, k
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_texts_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+def test_texts_match_transformers(tmp_path: Path, kind: str) -> None:
     model = assert_texts(save(tmp_path, kind), tmp_path)
     assert not any("Vision" in type(each).__name__ for each in model.modules())
 

@@ -31,7 +31,7 @@ def test_all_types_are_tested() -> None:
 
 
 @kinds
-def test_values_are_those_of_gguf_bit_for_bit(kind: str) -> None:
+def test_values_match_gguf_bit_for_bit(kind: str) -> None:
     stored = raw(kind)
     blocks = torch.from_numpy(stored).unflatten(1, (-1, QUANTIZED[kind].num_bytes))
     expected = dequantize(stored, GGMLQuantizationType[kind])

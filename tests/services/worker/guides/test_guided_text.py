@@ -106,7 +106,7 @@ def expected() -> scheduled.Run:
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
-def test_texts_are_what_their_grammar_says_or_end_for_want_of_room(name: str) -> None:
+def test_texts_follow_their_grammar_or_end_for_lack_of_room(name: str) -> None:
     params = [
         SamplingParams(seed=seed, guide=Guide(GRAMMARS[name]), max_tokens=60) for seed in range(24)
     ]
@@ -148,7 +148,7 @@ def test_with_little_memory_sequences_come_back_and_their_texts_are_the_same(
 
 
 @pytest.mark.parametrize("kernels", ["native", pytest.param("device", marks=pytest.mark.slow)])
-def test_a_text_goes_on_from_what_was_emitted_before(kernels: str) -> None:
+def test_a_text_goes_on_from_its_emitted_ids(kernels: str) -> None:
     texts = expected().texts
     for num_known in (1, 8):
         jobs = [
@@ -278,9 +278,7 @@ def prompt_logprobs() -> dict[int, list[float]]:
         ["none", "mtp"],
     ),
 )
-def test_what_waits_for_its_grammar_goes_on_when_that_is_compiled_and_nothing_else_waits(
-    kernels: str, method: str
-) -> None:
+def test_only_the_row_of_an_uncompiled_grammar_waits_for_it(kernels: str, method: str) -> None:
     used = engine(kernels, method)
     params = [msgspec.structs.replace(each, prompt_logprobs=0) for each in mixed()]
     slow: Any = Held(used, 14)
@@ -333,7 +331,7 @@ def test_a_grammar_that_fails_fails_its_own_sequence(kernels: str) -> None:
     used.reset()
 
 
-def test_guided_logprobs_are_those_of_the_raw_logits() -> None:
+def test_guided_logprobs_match_the_raw_logits() -> None:
     params = [msgspec.structs.replace(each, logprobs=0) for each in mixed()[:4]]
     done = scheduled.run(engine("native", "none"), prompts()[:4], params)
     for prompt, text, values in zip(prompts(), done.texts, done.logprobs, strict=False):

@@ -88,7 +88,7 @@ GATES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("grammar", ["", *GRAMMARS])
-def test_masks_with_drafts_and_after_readmission_are_those_of_one_id_after_another(
+def test_masks_with_drafts_and_after_readmission_match_one_id_after_another(
     grammar: str, gate: str
 ) -> None:
     guide = Guide(GRAMMARS.get(grammar, ""), **GATES[gate])
@@ -106,7 +106,7 @@ def test_masks_with_drafts_and_after_readmission_are_those_of_one_id_after_anoth
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_what_is_forced_may_come_and_nothing_is_forced_where_there_is_a_choice(gate: str) -> None:
+def test_forced_ids_are_allowed_and_choices_are_never_forced(gate: str) -> None:
     num_forced = 0
     for grammar in GRAMMARS.values():
         guide = Guide(grammar, **GATES[gate])
@@ -133,7 +133,7 @@ def test_a_wrong_draft_changes_nothing() -> None:
             slot_guide.note([token_id])
 
 
-def test_a_complete_text_admits_what_ends_it_alone() -> None:
+def test_a_complete_text_admits_only_its_ends() -> None:
     slot_guide = begin(Guide(GRAMMARS["choice"]), encode("nothing at all"), stop_token_ids=[77])
     for _ in range(3):  # as with ignore_eos
         mask = slot_guide.mask([])
@@ -211,7 +211,7 @@ def test_forced_ids_end_reasoning_without_a_close_id_too() -> None:
         (GRAMMARS["choice"], "neither", "left its grammar"),
     ],
 )
-def test_what_cannot_go_on_says_why_and_hides_every_id(
+def test_a_stuck_grammar_has_an_error_and_hides_every_id(
     grammar: str, emitted: str, error: str
 ) -> None:
     slot_guide = begin(Guide(grammar), encode(emitted))
@@ -253,7 +253,7 @@ def test_while_a_grammar_is_not_compiled_its_masks_are_missing_and_all_others_th
     assert slot_guide.awaited is None
 
 
-def test_a_queue_of_grammars_may_take_long_while_it_moves_and_fails_what_waits_if_not() -> None:
+def test_a_moving_queue_of_grammars_may_be_slow_and_a_stalled_one_fails() -> None:
     long_ago, now = time.monotonic() - 2 * MAX_STALL_S, time.monotonic()
     moves, stands = Progress(), Progress()
     moves.last_s, stands.last_s = now, long_ago

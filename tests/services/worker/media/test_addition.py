@@ -176,7 +176,7 @@ def plan(*items: Item) -> StepPlan:
 
 
 @pytest.mark.parametrize("axes", [[0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2, 0, 1, 2, 0, 0]], ids=str)
-def test_rows_of_equal_axes_are_those_of_the_positions(folder: Path, axes: list[int]) -> None:
+def test_rows_of_equal_axes_match_the_positions(folder: Path, axes: list[int]) -> None:
     config = read_model_config(folder)
     rotary = RotaryEmbedding(config.rope, 16, 32)
     before = rotary.table.clone()

@@ -69,7 +69,7 @@ def test_images_are_encoded_in_the_order_of_admission(setup: Setup) -> None:
     assert setup.said() == [("a", 3), ("a", 6), ("b", 3), ("b", 6)]
 
 
-def test_equal_images_are_encoded_once_and_what_is_kept_is_told_at_once(setup: Setup) -> None:
+def test_equal_images_are_encoded_once_and_kept_ones_reported_at_once(setup: Setup) -> None:
     setup.add("a", 1, 2)
     setup.add("b", 2, 1, 2)
     setup.gate.open()
@@ -95,7 +95,7 @@ def test_a_job_that_is_dropped_is_not_encoded_further_or_told(setup: Setup) -> N
     assert setup.said() == [("c", 3)], "the image under way is kept"
 
 
-def test_what_a_step_waits_for_comes_next(setup: Setup) -> None:
+def test_an_item_awaited_by_a_step_is_encoded_next(setup: Setup) -> None:
     setup.add("a", 1, 2)
     job = setup.add("b", 3, 4)
     setup.gate.open_once_awaited(setup.encoder)

@@ -60,7 +60,7 @@ def chats(oracle: StretchedReference) -> list[Chat]:
 
 
 @pytest.mark.parametrize("kernels", only([("native",)], ENGINES))
-def test_texts_are_those_of_transformers(stretched: Path, chats: list[Chat], kernels: str) -> None:
+def test_texts_match_transformers(stretched: Path, chats: list[Chat], kernels: str) -> None:
     first, second, several, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids
     assert first.expected.ids != second.expected.ids
@@ -88,7 +88,7 @@ def test_an_image_may_lie_across_parts_of_the_keys(
 
 
 @pytest.mark.parametrize("kernels", ENGINES)
-def test_texts_are_those_of_transformers_under_the_scheduler(
+def test_texts_match_transformers_under_the_scheduler(
     stretched: Path, chats: list[Chat], kernels: str
 ) -> None:
     """With prefix hits, choices, and little more room in a step than for an image."""
@@ -125,7 +125,7 @@ def test_a_step_has_room_for_an_image(stretched: Path) -> None:
     make_engine(stretched, "torch", **few, language_model_only=True)
 
 
-def test_features_are_those_of_the_whole_model(stretched: Path, oracle: StretchedReference) -> None:
+def test_features_match_the_whole_model(stretched: Path, oracle: StretchedReference) -> None:
     inputs = oracle.images(images=[FIRST], return_tensors="pt")
     whole = AutoModelForImageTextToText.from_pretrained(stretched, dtype=torch.float32).eval()
     with torch.inference_mode():
@@ -148,7 +148,7 @@ def test_older_names_of_tensors_are_read(
     assert texts_of(engine, chats[:1]) == [chats[0].expected.ids]
 
 
-def test_a_config_may_leave_out_what_transformers_has_by_default(tmp_path: Path) -> None:
+def test_a_config_may_omit_the_defaults_of_transformers(tmp_path: Path) -> None:
     config = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "text_config": {

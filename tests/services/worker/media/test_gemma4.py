@@ -92,7 +92,7 @@ def chats(oracle: FilledReference) -> list[Chat]:
 @pytest.mark.parametrize("chunk_size", [7, 1, 1000])
 @pytest.mark.parametrize("kernels", ENGINES)
 @each_folder
-def test_texts_are_those_of_transformers(
+def test_texts_match_transformers(
     folder: Path, chats: list[Chat], kernels: str, chunk_size: int
 ) -> None:
     first, second, *_ = chats
@@ -119,7 +119,7 @@ def test_a_hit_may_end_in_an_image(folder: Path, chats: list[Chat], kernels: str
 @pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @each_folder
-def test_texts_are_those_of_transformers_under_the_scheduler(
+def test_texts_match_transformers_under_the_scheduler(
     folder: Path, chats: list[Chat], kernels: str
 ) -> None:
     """With prefix hits, and little more room in a step than for an image."""
@@ -157,7 +157,7 @@ def test_texts_may_be_quantized(folder: Path, chats: list[Chat]) -> None:
 
 
 @each_folder
-def test_features_are_those_of_the_whole_model(folder: Path, oracle: FilledReference) -> None:
+def test_features_match_the_whole_model(folder: Path, oracle: FilledReference) -> None:
     """transformers adds patches without content, so its sums have another order."""
     one = oracle.picture(4, 14, 5)
     given = oracle.patches([one])

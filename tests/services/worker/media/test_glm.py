@@ -47,7 +47,7 @@ def chats(oracle: GlmReference) -> list[Chat]:
 
 @pytest.mark.parametrize("kernels", ON_HOSTS)
 @pytest.mark.each_value
-def test_texts_are_those_of_transformers(glm: Path, chats: list[Chat], kernels: str) -> None:
+def test_texts_match_transformers(glm: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids
     assert first.expected.ids != second.expected.ids
@@ -62,7 +62,7 @@ def test_texts_are_those_of_transformers(glm: Path, chats: list[Chat], kernels: 
         assert text == both.expected.ids
 
 
-def test_features_are_those_of_the_whole_model(glm: Path, oracle: GlmReference) -> None:
+def test_features_match_the_whole_model(glm: Path, oracle: GlmReference) -> None:
     inputs = oracle.images(images=[FIRST], return_tensors="pt")
     whole = AutoModelForImageTextToText.from_pretrained(glm, dtype=torch.float32).eval()
     with torch.inference_mode():

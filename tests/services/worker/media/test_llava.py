@@ -45,7 +45,7 @@ def chats(oracle: SquareReference) -> list[Chat]:
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.each_value
-def test_texts_are_those_of_transformers(square: Path, chats: list[Chat], kernels: str) -> None:
+def test_texts_match_transformers(square: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids
     assert first.expected.ids != second.expected.ids
@@ -59,7 +59,7 @@ def test_texts_are_those_of_transformers(square: Path, chats: list[Chat], kernel
         assert text == both.expected.ids
 
 
-def test_features_are_those_of_the_whole_model(square: Path, oracle: SquareReference) -> None:
+def test_features_match_the_whole_model(square: Path, oracle: SquareReference) -> None:
     inputs = oracle.images(images=[FIRST], return_tensors="pt")
     whole = AutoModelForImageTextToText.from_pretrained(square, dtype=torch.float32).eval()
     with torch.inference_mode():

@@ -42,7 +42,7 @@ def chats(oracle: PartsReference) -> list[Chat]:
 
 
 @pytest.mark.parametrize("kernels", only([("native",)], ENGINES))
-def test_texts_are_those_of_transformers(folder: Path, chats: list[Chat], kernels: str) -> None:
+def test_texts_match_transformers(folder: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids
     assert first.expected.ids != second.expected.ids
@@ -58,7 +58,7 @@ def test_texts_are_those_of_transformers(folder: Path, chats: list[Chat], kernel
         assert text == both.expected.ids
 
 
-def test_features_are_those_of_the_whole_model(folder: Path, oracle: PartsReference) -> None:
+def test_features_match_the_whole_model(folder: Path, oracle: PartsReference) -> None:
     """Patches that are masked change nothing."""
     frames = [frame for each in (FIRST, SMALL) for (frame,) in oracle.items(each)]
     inputs = oracle.pixels_of(frames)

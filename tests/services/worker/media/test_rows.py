@@ -72,9 +72,7 @@ def engine(request: pytest.FixtureRequest, rows: Path) -> Any:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 7, 1000])
-def test_texts_are_those_of_transformers(
-    engine: Any, chats: dict[str, Chat], chunk_size: int
-) -> None:
+def test_texts_match_transformers(engine: Any, chats: dict[str, Chat], chunk_size: int) -> None:
     for name in ("image alone", "two"):
         (text,) = texts_of(engine, [chats[name]], chunk_sizes=[chunk_size])
         assert text == chats[name].expected.ids, name
@@ -113,7 +111,7 @@ def test_the_engine_for_gpus_writes_the_same_texts(rows: Path, chats: dict[str, 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_features_are_those_of_the_whole_model(
+def test_features_match_the_whole_model(
     rows: Path, oracle: RowsReference, size: tuple[int, int]
 ) -> None:
     image = picture(5, *size)

@@ -57,7 +57,7 @@ def chats(oracle: TilesReference) -> list[Chat]:
 
 @pytest.mark.parametrize("kernels", ON_HOSTS)
 @pytest.mark.each_value
-def test_texts_are_those_of_transformers(tiles: Path, chats: list[Chat], kernels: str) -> None:
+def test_texts_match_transformers(tiles: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids
     assert first.expected.ids != second.expected.ids
@@ -72,7 +72,7 @@ def test_texts_are_those_of_transformers(tiles: Path, chats: list[Chat], kernels
         assert text == both.expected.ids
 
 
-def test_features_are_those_of_the_whole_model(tiles: Path, oracle: TilesReference) -> None:
+def test_features_match_the_whole_model(tiles: Path, oracle: TilesReference) -> None:
     inputs = oracle.tiles_of([FIRST])
     del inputs["num_patches"]
     whole = AutoModelForImageTextToText.from_pretrained(tiles, dtype=torch.float32).eval()

@@ -52,9 +52,7 @@ def whole(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_patches_are_those_of_transformers(
-    folder: Path, oracle: Reference, size: tuple[int, int]
-) -> None:
+def test_patches_match_transformers(folder: Path, oracle: Reference, size: tuple[int, int]) -> None:
     image = oracle.picture(3, *size)
     expected = oracle.images(images=[image], return_tensors="np")
     ours = read_preprocessor(folder)
@@ -65,7 +63,7 @@ def test_patches_are_those_of_transformers(
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_features_are_those_of_the_whole_model(
+def test_features_match_the_whole_model(
     tower: Tower, whole: Any, oracle: Reference, size: tuple[int, int]
 ) -> None:
     image = oracle.picture(5, *size)

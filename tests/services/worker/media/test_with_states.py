@@ -41,9 +41,7 @@ def chats(oracle: Reference) -> dict[str, Chat]:
 
 
 @pytest.mark.parametrize("kernels", only([("native",)], ENGINES))
-def test_texts_are_those_of_transformers(
-    folder: Path, chats: dict[str, Chat], kernels: str
-) -> None:
+def test_texts_match_transformers(folder: Path, chats: dict[str, Chat], kernels: str) -> None:
     assert chats["first"].expected.ids != chats["second"].expected.ids
     expected = [each.expected.ids for each in chats.values()]
     engine = make_engine(folder, kernels, **LIMITS)

@@ -62,7 +62,7 @@ def test_a_host_starts_its_own_ranks_with_all_of_its_cores(tmp_path: Path) -> No
     assert environment["SHOAL_NUMA_NODE"] == "1"
 
 
-def test_ranks_name_what_they_do_not_have_alike(tmp_path: Path) -> None:
+def test_ranks_name_their_differing_settings(tmp_path: Path) -> None:
     ours = rank_info(WorkerConfig(dtype="float32", **TWO_HOSTS))
     there = {"num_threads": 3, "kv_cache_memory_bytes": 1 << 20, "master_addr": "other"}
     theirs = rank_info(WorkerConfig(dtype="float32", node_rank=1, **{**TWO_HOSTS, **there}))

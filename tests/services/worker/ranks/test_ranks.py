@@ -140,7 +140,7 @@ def test_ranks_of_two_hosts_have_the_texts_of_one_process(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "num_hosts"), [(2, 2), (4, 2), (4, 4)])
-def test_ranks_of_several_hosts_have_the_bits_of_those_of_one(
+def test_ranks_of_several_hosts_have_the_bits_of_one_hosts(
     tmp_path: Path, size: int, num_hosts: int
 ) -> None:
     """By native code and by torch's operators, with experts and drafts of an MTP head."""

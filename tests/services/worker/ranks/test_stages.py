@@ -184,7 +184,7 @@ def test_the_first_stages_have_the_layers_that_do_not_divide() -> None:
         ({"pipeline_parallel_size": 3, "nnodes": 2}, "2 hosts cannot .* 3 ranks .pipeline-par"),
     ],
 )
-def test_what_stages_cannot_have_is_refused(
+def test_features_missing_in_stages_are_refused(
     tmp_path: Path, settings: dict[str, Any], text: str
 ) -> None:
     folder = save(tmp_path / "llama", LlamaForCausalLM)

@@ -93,7 +93,7 @@ def test_a_failing_forget_is_a_fault(worker: StoreWorker, monkeypatch: pytest.Mo
     assert worker.save([2], first=2).is_down
 
 
-def test_what_is_lost_is_counted_and_computed_again(worker: StoreWorker, tmp_path: Path) -> None:
+def test_lost_blocks_are_counted_and_computed_again(worker: StoreWorker, tmp_path: Path) -> None:
     names = ("other", "damaged", "unreadable")
     before = {why: value("shoal_kv_store_lost_total", reason=why) for why in names}
     size = worker.part.own.header.place_bytes

@@ -151,7 +151,7 @@ def test_the_next_owner_has_the_order_of_saving(own: OwnPlaces, folder: Path) ->
 
 
 @pytest.mark.parametrize("num_places", [2, 3, 20])
-def test_a_store_of_another_size_keeps_what_fits(
+def test_a_store_of_another_size_keeps_the_blocks_that_fit(
     own: OwnPlaces, folder: Path, num_places: int
 ) -> None:
     own.close()

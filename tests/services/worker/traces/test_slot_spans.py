@@ -66,7 +66,7 @@ def test_chunks_have_a_span_each_and_decoding_has_one() -> None:
     assert steps.run(release=[0]) == [], "it has been reported"
 
 
-def test_a_plan_of_several_steps_counts_those_that_the_sequence_took_part_in() -> None:
+def test_a_plan_of_several_steps_counts_the_sequences_own() -> None:
     spans, row = SlotSpans("w"), ResultRow(0, "a~1/0/0", 1, TokenRun(1))
     spans.begin(StepPlan(1, [], admitted(), [], [Prefill(0, 20)], []))
     assert spans.end(StepResult(1, [row], 0.5), 1000.5) == []
@@ -89,7 +89,7 @@ def test_a_prompt_of_which_one_token_is_lacking_is_a_chunk_too() -> None:
     assert [span.name for span in report.spans] == ["prefill"]
 
 
-def test_who_has_to_leave_is_reported_with_the_plan_that_releases_the_slot() -> None:
+def test_a_released_sequence_is_reported_with_that_plan() -> None:
     steps = Steps()
     steps.run(admit=admitted(), prefill=[Prefill(0, 20)])
     steps.run(decode=[Decode(0)])
@@ -114,7 +114,7 @@ def test_spans_and_kept_times_are_bounded() -> None:
     assert decode.attributes["step_max_ms"] == 1.0, "the long step was too long ago"
 
 
-def test_untraced_sequences_and_those_of_a_scheduler_that_is_gone_are_not_reported() -> None:
+def test_untraced_sequences_and_ones_of_a_lost_scheduler_are_not_reported() -> None:
     steps = Steps()
     steps.run(admit=admitted(is_traced=False), prefill=[Prefill(0, 20)])
     assert steps.run(0.5, "stop", decode=[Decode(0)]) == []

@@ -222,7 +222,7 @@ def test_tokenizers_of_gemma(tmp_path: Path) -> None:
     assert_same(read(path), original)
 
 
-def test_our_splits_are_those_of_transformers() -> None:
+def test_our_splits_match_transformers() -> None:
     ours = {name: split for name, split in SPLITS.items() if split not in (None, DIGITS)}
     for name in ours.keys() & GGUF_PRE_TOKENIZER_SPLITS.keys():
         assert ours[name] == GGUF_PRE_TOKENIZER_SPLITS[name], name

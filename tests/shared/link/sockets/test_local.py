@@ -91,9 +91,7 @@ async def test_all_that_was_sent_arrives_before_the_loss(below: End, path: Path)
         connection.send([b"late"])
 
 
-async def test_a_send_to_who_has_just_gone_is_no_error_and_the_loss_comes_once(
-    below: End, path: Path
-):
+async def test_a_send_to_a_lost_peer_is_no_error_and_the_loss_comes_once(below: End, path: Path):
     above = End()
     connection = dial(path, above.on_frames, above.on_lost)
     connection.send([b"a"])
@@ -108,7 +106,7 @@ async def test_a_send_to_who_has_just_gone_is_no_error_and_the_loss_comes_once(
         back.send([b"late"])
 
 
-async def test_all_arrives_of_a_peer_that_ends_without_reading_what_we_sent(below: End, path: Path):
+async def test_all_messages_of_a_peer_that_ends_unread_arrive(below: End, path: Path):
     """Its end is then an error of our socket."""
     sent = [[str(number).encode(), bytes(1000)] for number in range(100)]
     async with met(below, path) as (peer, back):
@@ -120,7 +118,7 @@ async def test_all_arrives_of_a_peer_that_ends_without_reading_what_we_sent(belo
     assert below.lost == [(back, "")]
 
 
-async def test_a_send_that_fails_does_not_overtake_what_the_peer_sent(below: End, path: Path):
+async def test_a_failed_send_does_not_overtake_messages_of_the_peer(below: End, path: Path):
     sent = [[str(number).encode(), bytes(1000)] for number in range(100)]
     async with met(below, path) as (peer, back):
         peer.sendall(b"".join(piece for message in sent for piece in pack(message)))
@@ -145,7 +143,7 @@ class Large(bytearray):
     """Bytes with an observable end."""
 
 
-async def test_what_a_closed_connection_held_is_freed_at_once(below: End, path: Path):
+async def test_memory_of_a_closed_connection_is_freed_at_once(below: End, path: Path):
     """Without a search for cycles."""
     async with met(below, path) as (_, back):
         large = Large(8 << 20)
@@ -160,7 +158,7 @@ async def test_what_a_closed_connection_held_is_freed_at_once(below: End, path: 
             gc.enable()
 
 
-async def test_who_does_not_read_delays_no_other(below: End, path: Path):
+async def test_a_peer_that_does_not_read_delays_no_other(below: End, path: Path):
     stuck, above = socket.socket(socket.AF_UNIX), End()
     stuck.connect(str(path))
     stuck.sendall(handshake("DEALER") + b"\x00\x01a")
@@ -203,7 +201,7 @@ async def test_a_handshake_that_fails_is_a_loss_that_says_why(
     assert [failure for _, failure in below.lost] == [why]
 
 
-async def test_who_never_ends_the_handshake_is_lost(below: End, path: Path, monkeypatch):
+async def test_a_peer_without_a_finished_handshake_is_lost(below: End, path: Path, monkeypatch):
     monkeypatch.setattr(local, "HELLO_S", 0.1)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(path))

@@ -50,7 +50,7 @@ def opened() -> Reader:
     st.lists(st.lists(SIZES, min_size=1, max_size=5), max_size=5),
     st.lists(st.integers(1, 100_000), min_size=1, max_size=20),
 )
-def test_what_is_packed_is_read_again_however_it_is_cut(sizes: list[list[int]], cuts: list[int]):
+def test_packed_frames_are_read_back_in_any_pieces(sizes: list[list[int]], cuts: list[int]):
     cuts = [max(each, 2 + sum(map(sum, sizes)) // 1000) for each in cuts]
     messages = [
         [bytes([7 * number % 256]) * size for number, size in enumerate(each)] for each in sizes
@@ -100,7 +100,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("cuts", [None, [17]])
-def test_what_is_not_zmtp_is_refused(name: str, cuts: list[int] | None):
+def test_other_protocols_are_refused(name: str, cuts: list[int] | None):
     with pytest.raises(ProtocolError):
         list(read(Reader("ROUTER"), WRONG[name], cuts))
 

@@ -33,7 +33,7 @@ async def test_an_id_that_is_none_is_refused(http: aiohttp.ClientSession) -> Non
 
 
 @pytest.mark.parametrize("name", ["mine", "cmpl-mine", "chatcmpl-mine"])
-async def test_every_choice_ends_with_what_it_has(
+async def test_every_choice_ends_with_its_partial_text(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, name: str
 ) -> None:
     body = {"prompt": "a", "n": 2, "request_id": "mine", "stream": True}
@@ -61,7 +61,7 @@ async def test_a_request_ends_before_it_was_accepted_too(
     assert (choice["text"], choice["finish_reason"]) == ("", "abort")
 
 
-async def test_what_is_not_ours_is_passed_on(
+async def test_aborts_of_other_gateways_are_passed_on(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     reply = await abort(http, "theirs", "cmpl-nobodys")
@@ -95,7 +95,7 @@ async def test_a_body_beyond_the_limit_of_aborts_is_413(http: aiohttp.ClientSess
         assert response.status == 413
 
 
-async def test_a_key_ends_only_what_it_asked_for(tmp_path: Path, tokenizer: FakeTokenizer) -> None:
+async def test_a_key_aborts_only_its_own_requests(tmp_path: Path, tokenizer: FakeTokenizer) -> None:
     async with posting(tmp_path) as post:
         tasks = [post(key, prompt="a", request_id="same") for key in KEYS]
         requests = [await tokenizer.accepted() for _ in KEYS]

@@ -332,7 +332,7 @@ async def test_a_batch_whose_key_is_gone_fails(tmp_path: Path, tokenizer: FakeTo
     assert [error["code"] for error in errors] == ["invalid_api_key"]
 
 
-async def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path, tokenizer: FakeTokenizer):
+async def test_a_cancelled_batch_keeps_its_results(tmp_path: Path, tokenizer: FakeTokenizer):
     async with (
         gateway_of(tmp_path, max_open_batch_requests=2) as gateway,
         client_of(gateway) as client,

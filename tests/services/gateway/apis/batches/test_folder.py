@@ -91,7 +91,7 @@ def test_an_owner_has_files_and_batches_of_its_own(folder: BatchFolder, owner: s
         folder.batch(BatchKey("bob", batch.batch.id))
 
 
-def test_a_batch_that_has_ended_is_found_but_not_among_those_to_run(folder: BatchFolder):
+def test_an_ended_batch_is_found_but_not_run_again(folder: BatchFolder):
     batch = batch_of("ann")
     folder.save_batch(batch)
     folder.cancel(key_of(batch))
@@ -145,7 +145,7 @@ def test_a_key_has_no_more_bytes_than_are_free(
     folder.check_part("", 100)
 
 
-def test_a_start_removes_what_a_killed_gateway_has_left(folder: BatchFolder):
+def test_a_start_removes_the_leftovers_of_a_killed_gateway(folder: BatchFolder):
     file, batch = file_of("ann"), batch_of("ann", input_file_id=new_file_id())
     folder.save_file(file)
     folder.save_batch(batch)

@@ -39,7 +39,7 @@ async def test_chats_and_completions_are_answered_as_on_their_own_paths(
     assert ("data: [DONE]" in text) == is_stream
 
 
-async def test_what_is_wrong_is_named(http: aiohttp.ClientSession) -> None:
+async def test_malformed_bodies_are_named(http: aiohttp.ClientSession) -> None:
     for body, words in (
         ({"messages": []}, "messages is []"),
         ({"model": "fish"}, "none of a chat"),

@@ -96,7 +96,7 @@ def test_the_line_that_differs_in_each_request_is_left_out(system: Any):
     assert chat_of(system=system) == [{"role": "system", "content": "You are a fish."}, HELLO]
 
 
-def test_such_a_line_stays_where_it_is_what_the_chat_is_about():
+def test_such_a_line_stays_as_a_part_of_the_conversation():
     words = f"{BILLING}\nis what the log says"
     *_, last = chat_of(HELLO, assistant(use()), user(result(words), text(words)))
     assert last == {"role": "user", "content": words}
@@ -113,7 +113,7 @@ def test_turns_of_one_role_are_one():
     ]
 
 
-def test_calls_and_results_become_those_of_a_chat():
+def test_calls_and_results_become_messages_of_a_chat():
     turns = [
         HELLO,
         assistant(text("I look."), use("t1", city="Ulm"), use("t2")),
@@ -241,7 +241,7 @@ def test_thinking_has_its_text_unless_it_is_omitted(display: str, shows: bool):
     assert parsed(thinking={"type": "adaptive", "display": display}).shows_thinking is shows
 
 
-def test_what_a_model_cannot_do_is_named_and_no_error():
+def test_features_the_model_lacks_are_named_without_an_error():
     budget = {"type": "enabled", "budget_tokens": 31999, "display": "omitted"}
     asked = parsed(MODEL, thinking=budget)
     assert asked.job.warnings == ("thinking: the model has no reasoning-parser",)
@@ -275,7 +275,7 @@ def test_a_text_is_held_to_a_schema(name: str):
     assert job.format.param.startswith(name)
 
 
-def test_sampling_and_stops_are_those_of_the_client():
+def test_sampling_and_stops_match_the_client():
     sampling: Any = {"temperature": 0.5, "top_p": 0.9, "top_k": 7}
     job = parsed(**sampling, stop_sequences=["\n\n", "END"], max_tokens=64000, stream=True).job
     params = job.params
@@ -286,7 +286,7 @@ def test_sampling_and_stops_are_those_of_the_client():
     assert job.is_stream
 
 
-def test_what_changes_nothing_is_accepted():
+def test_fields_without_effect_are_accepted():
     neutral: Any = {
         "container": None,
         "mcp_servers": [],

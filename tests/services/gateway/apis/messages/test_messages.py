@@ -99,7 +99,7 @@ async def test_a_message_may_be_empty(
     assert message["stop_reason"] == "max_tokens"
 
 
-async def test_what_is_in_vain_is_named_in_a_header(
+async def test_fields_without_effect_are_named_in_a_header(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ):
     edits = [{"type": "clear_tool_uses_20250919"}]

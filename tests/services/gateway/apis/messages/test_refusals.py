@@ -152,7 +152,7 @@ def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_look_for():
     assert anthropic_error(error, "r1").error.message == "prompt is too long: the prompt has 9"
 
 
-def test_what_the_mesh_finds_in_a_tool_is_named_as_the_client_knows_it():
+def test_errors_in_a_tool_use_the_clients_names():
     param = "tools[2].function.parameters.properties.a"
     error = InvalidRequest(f"{param}: not is not supported", param=param)
     message = anthropic_error(error, "r1").error.message

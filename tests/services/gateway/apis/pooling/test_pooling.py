@@ -126,7 +126,7 @@ async def test_without_room_for_its_first_inputs_a_request_is_refused(tmp_path: 
         }
 
 
-async def test_what_is_asked_for_in_vain_is_named_in_a_header(tmp_path: Path) -> None:
+async def test_fields_without_effect_are_named_in_a_header(tmp_path: Path) -> None:
     async with mesh(tmp_path) as (http, tokenizer, _):
         for fields, expected in (
             (
@@ -143,7 +143,7 @@ async def test_what_is_asked_for_in_vain_is_named_in_a_header(tmp_path: Path) ->
                 assert response.headers.get("X-Shoal-Warnings") == expected
 
 
-async def test_what_is_wrong_with_one_input_names_it_and_ends_all(tmp_path: Path) -> None:
+async def test_an_error_in_one_input_names_it_and_ends_all(tmp_path: Path) -> None:
     async with mesh(tmp_path) as (http, tokenizer, gateway):
         asked = asyncio.create_task(embed(http, 3))
         requests = [await tokenizer.accepted() for _ in range(3)]
@@ -169,7 +169,7 @@ async def test_a_client_that_leaves_takes_its_inputs_with_it(tmp_path: Path) -> 
         assert tokenizer.submitted.qsize() == MAX_OPEN_INPUTS - 1
 
 
-async def test_vectors_count_in_what_the_gateway_may_hold(tmp_path: Path) -> None:
+async def test_vectors_count_towards_the_gateways_memory(tmp_path: Path) -> None:
     large = msgspec.structs.replace(POOLING, size=4096)
     model = msgspec.structs.replace(EMBEDDER, pooling=large)
     async with (

@@ -58,7 +58,7 @@ async def test_one_is_queued_made_and_kept(tmp_path: Path, tokenizer: FakeTokeni
             await client.responses.cancel(created.id)
 
 
-async def test_what_one_asks_for_in_vain_is_named_when_it_is_queued(
+async def test_fields_without_effect_are_named_in_the_queued_response(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
     async with storing(tmp_path) as gateway, client_of(gateway) as client:
@@ -116,7 +116,7 @@ async def test_one_belongs_to_its_key_and_counts_in_its_limits(
         await until_status(ann, created.id, "completed")
 
 
-async def test_what_is_deleted_is_made_no_further(tmp_path: Path, tokenizer: FakeTokenizer):
+async def test_a_deleted_response_is_cancelled(tmp_path: Path, tokenizer: FakeTokenizer):
     async with storing(tmp_path) as gateway, client_of(gateway) as client:
         created = await client.responses.create(**ASKED)
         await tokenizer.accepted()
@@ -151,7 +151,7 @@ async def test_one_whose_gateway_is_killed_has_failed(tmp_path: Path, tokenizer:
         assert not [*tmp_path.glob("store.db.*.lock")][1:], "only our own lock is left"
 
 
-async def test_a_start_ends_what_killed_gateways_were_making(
+async def test_a_start_ends_the_responses_of_killed_gateways(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
     """Anyone can then displace it from the store."""
@@ -171,7 +171,7 @@ async def test_a_start_ends_what_killed_gateways_were_making(
     assert json.loads(response)["error"]["code"] == "gateway_lost"
 
 
-async def test_a_gateway_that_drains_makes_what_it_has(tmp_path: Path, tokenizer: FakeTokenizer):
+async def test_a_draining_gateway_finishes_its_responses(tmp_path: Path, tokenizer: FakeTokenizer):
     async with (
         storing(tmp_path) as gateway,
         storing(tmp_path, instance="g2") as other,
@@ -196,7 +196,7 @@ async def test_a_gateway_that_drains_makes_what_it_has(tmp_path: Path, tokenizer
         ({"stream": True}, "stream is true"),
     ],
 )
-async def test_what_the_background_has_not_is_refused(
+async def test_features_missing_in_the_background_are_refused(
     tmp_path: Path, tokenizer: FakeTokenizer, fields: dict[str, Any], words: str
 ):
     async with storing(tmp_path) as gateway, client_of(gateway) as client:

@@ -16,7 +16,7 @@ def test_one_owner_has_a_part_and_others_find_room():
     assert room.total == 128
 
 
-def test_room_that_is_given_back_is_for_those_with_less():
+def test_freed_room_goes_to_owners_with_less():
     room = FairRoom(4)
     assert (filled(room, "a"), filled(room, "b")) == (4, 2)
     room.add("a", -1)

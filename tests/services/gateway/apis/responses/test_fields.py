@@ -102,7 +102,7 @@ def test_a_message_may_be_empty() -> None:
         ]
 
 
-def test_instructions_come_first_and_are_one_message_with_those_after_them() -> None:
+def test_instructions_come_first_and_merge_with_following_system_messages() -> None:
     hi = {"role": "user", "content": "Hi"}
     assert messages_of(hi, instructions="Be short.") == [
         {"role": "system", "content": "Be short."},
@@ -116,7 +116,7 @@ def test_instructions_come_first_and_are_one_message_with_those_after_them() -> 
     ]
 
 
-def test_reasoning_comes_back_from_what_was_encrypted_or_from_its_text() -> None:
+def test_reasoning_comes_back_from_its_cipher_or_its_text() -> None:
     text = [{"type": "reasoning_text", "text": "content"}]
     summary = [{"type": "summary_text", "text": "summary"}]
     fields: Any
@@ -141,7 +141,7 @@ def test_a_text_format_is_a_response_format() -> None:
     assert ask(structured_outputs={"choice": ["a"]}).format.kind == "choice"
 
 
-def test_sampling_fields_are_those_of_a_chat() -> None:
+def test_sampling_fields_match_a_chat() -> None:
     fields = {"top_k": 3, "seed": 5, "temperature": 0.5, "min_p": 0.1, "stop": ["x"]}
     job = ask(**fields, max_output_tokens=7, reasoning={"effort": "none"}, service_tier="auto")
     assert (job.params.top_k, job.params.seed, job.params.max_tokens) == (3, 5, 7)
@@ -153,7 +153,7 @@ def test_sampling_fields_are_those_of_a_chat() -> None:
     assert ask(include=["reasoning.encrypted_content"]).params.logprobs is None
 
 
-def test_what_is_refused_is_named(subtests: pytest.Subtests) -> None:
+def test_refused_fields_are_named(subtests: pytest.Subtests) -> None:
     hosted = {"type": "web_search"}
     wrong: list[tuple[dict[str, Any], str, str]] = [
         ({"input": ""}, "input", "length >= 1"),
@@ -224,7 +224,7 @@ def test_what_is_refused_is_named(subtests: pytest.Subtests) -> None:
             assert words in error.value.message
 
 
-def test_what_changes_nothing_is_named() -> None:
+def test_fields_without_effect_are_named() -> None:
     repeated = {"user": "ada", "metadata": {"a": "b"}, "prompt_cache_key": "k"}
     neutral = {"service_tier": "auto", "text": {"verbosity": "medium"}, "session_id": None}
     assert ask(**repeated, **neutral).warnings == ()

@@ -64,7 +64,7 @@ def text_of(reply: Any) -> str:
     return text
 
 
-async def test_a_conversation_goes_on_from_what_is_kept(
+async def test_a_conversation_goes_on_from_the_stored_response(
     stored: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     first = await post(stored, tokenizer, "Hello", "!", instructions="Be short.")
@@ -228,7 +228,7 @@ async def test_a_response_belongs_to_the_key_that_made_it(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_full_disk_fails_what_was_to_be_kept_and_nothing_else(
+async def test_a_full_disk_fails_stored_responses_and_no_others(
     tmp_path: Path, tokenizer: FakeTokenizer, is_stream: bool
 ) -> None:
     settings = {"response_store": tmp_path / "store.db"}

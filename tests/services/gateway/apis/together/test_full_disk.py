@@ -156,7 +156,7 @@ async def test_one_in_the_background_fails_when_there_is_room_to_say_so(
         assert found.error.code == "response_store_failed"
 
 
-async def test_two_gateways_find_what_the_other_has_kept_on_a_full_disk(
+async def test_two_gateways_find_each_others_responses_on_a_full_disk(
     tmp_path: Path, tokenizer: FakeTokenizer, disk: SmallDisk
 ):
     store = disk.path / "store.db"

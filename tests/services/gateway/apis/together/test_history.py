@@ -89,7 +89,7 @@ def test_a_prompt_that_is_cut_by_tokens_keeps_its_turns():
     assert of_chat(30, truncate_prompt_tokens=5, history_limit=0) == 0
 
 
-def test_what_is_wrong_is_refused(subtests: pytest.Subtests):
+def test_malformed_limits_are_refused(subtests: pytest.Subtests):
     wrong: list[Any] = [
         ({"history_limit": -2}, "history_limit", ">= -1"),
         ({"history_limit": "auto"}, "history_limit", "expected int"),
@@ -117,7 +117,7 @@ def test_a_message_asks_for_no_room_that_the_context_does_not_have():
     assert (of_message(-1, 5), of_message(-1, 64_000), of_message(30, 64_000)) == (59, 48, 30)
 
 
-def test_tokenize_drops_what_it_is_asked_to_drop():
+def test_tokenize_drops_turns_on_request():
     for asked, expected in [(None, 0), (20, 20), (-1, 48)]:
         conversion = parse_tokenize(body({"messages": MESSAGES, "history_limit": asked}), MODEL)
         assert conversion.chat is not None
@@ -128,7 +128,7 @@ def test_tokenize_drops_what_it_is_asked_to_drop():
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_client_is_told_what_was_dropped(
+async def test_the_client_learns_of_dropped_turns(
     tmp_path: Path, tokenizer: FakeTokenizer, path: str, stream: bool
 ):
     async with running_gateway(tmp_path, history_limit=20) as gateway:

@@ -253,7 +253,7 @@ async def test_all_counts_have_the_files(
     assert {files[0].tobytes() for files in tokenizer.converted_files} == {FILE}
 
 
-async def test_the_list_of_models_says_what_they_take(http: aiohttp.ClientSession) -> None:
+async def test_the_list_of_models_has_their_modalities(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/models") as response:
         models = (await response.json())["data"]
     assert [each["input_modalities"] for each in models] == [["text", "image"]] * 2

@@ -185,7 +185,7 @@ FIELDS = [(name, field) for name, each in ENDPOINTS.items() for field in sorted(
 NO_VALUE = 12345.5  # a valid value of no field
 
 
-def test_the_lists_are_those_of_whole_requests() -> None:
+def test_the_lists_match_whole_requests() -> None:
     num_fields = {name: len(each.fields) for name, each in ENDPOINTS.items()}
     assert num_fields["chat"] > 70
     assert num_fields["completion"] > 50

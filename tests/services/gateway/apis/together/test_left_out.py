@@ -47,7 +47,7 @@ BODIES: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "body", "named"), BODIES)
-async def test_what_is_left_out_is_named(
+async def test_dropped_keywords_are_named(
     http: aiohttp.ClientSession,
     tokenizer: FakeTokenizer,
     path: str,

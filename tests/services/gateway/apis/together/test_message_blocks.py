@@ -58,7 +58,7 @@ async def test_a_message_thinks_speaks_and_calls(
 
 @STREAMED
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
-async def test_what_a_cache_mark_adds_to_the_cache_is_counted(
+async def test_tokens_that_a_cache_mark_adds_are_counted(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool, ttl: str
 ):
     tools = [WEATHER | {"cache_control": {"type": "ephemeral", "ttl": ttl}}]

@@ -30,7 +30,7 @@ COMPACT = (",", ":")
     ids=str,
 )
 @pytest.mark.parametrize("style", [{"separators": COMPACT}, {"indent": 2}, {"indent": "\r\n\t "}])
-def test_prompts_are_what_they_are_however_their_json_is_laid_out(
+def test_the_layout_of_json_does_not_change_prompts(
     prompt: Any, kinds: list[str], style: dict[str, Any]
 ) -> None:
     body = json.dumps({"prompt": prompt}, **style).encode()

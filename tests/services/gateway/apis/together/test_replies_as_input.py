@@ -68,7 +68,7 @@ def test_a_chats_reply_may_have_each_field_alone(fields: str):
     assert in_a_chat(reply.model_dump())["role"] == "assistant"
 
 
-def test_a_refusal_is_what_the_assistant_said():
+def test_a_refusal_counts_as_the_assistants_text():
     reply = ChatCompletionMessage(role="assistant", content=None, refusal="I cannot.")
     assert in_a_chat(reply.model_dump())["content"] == "I cannot."
     parts = [{"type": "text", "text": "Well. "}, {"type": "refusal", "refusal": "I cannot."}]

@@ -20,7 +20,7 @@ def ask(served: ModelInfo = CALLER, /, **fields: Any) -> Job:
     return fields_of.ask(served, STRUCTURED, **fields)
 
 
-def test_tools_are_those_of_a_chat() -> None:
+def test_tools_match_a_chat() -> None:
     pattern = {"type": "grammar", "syntax": "regex", "definition": "a+"}
     lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
     chat = ask(tools=[WEATHER, RUN | {"format": pattern}, RUN | {"name": "patch", "format": lark}])

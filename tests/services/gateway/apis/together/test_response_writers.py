@@ -128,7 +128,7 @@ def test_a_stream_and_a_whole_reply_have_the_same_items(
             assert all(item["status"] == "completed" for item in reply["output"])
 
 
-def test_logprobs_are_those_of_the_tokens_of_the_message() -> None:
+def test_logprobs_match_the_tokens_of_the_message() -> None:
     updates = said(*THOUGHT, "So", ":\n", *CALLS, num_values=1)
     reply = whole(updates, **LOGPROBS)
     [message] = [item for item in reply["output"] if item["type"] == "message"]
@@ -168,7 +168,7 @@ def test_a_call_that_the_text_ends_in_is_incomplete() -> None:
     assert check_events(streamed(said(*CALLS)))["output"][-1]["status"] == "completed"
 
 
-def test_what_is_aborted_is_cancelled_and_keeps_what_it_has() -> None:
+def test_an_aborted_response_is_cancelled_and_keeps_its_text() -> None:
     events = streamed(said("Hi", reason="abort"))
     reply = check_events(events)
     assert events[-1]["type"] == "response.incomplete"
@@ -177,7 +177,7 @@ def test_what_is_aborted_is_cancelled_and_keeps_what_it_has() -> None:
     assert whole(said(reason="abort"))["output"] == []
 
 
-def test_a_stream_that_fails_ends_with_the_error_and_what_there_is() -> None:
+def test_a_failed_stream_ends_with_the_error_and_its_partial_output() -> None:
     writer = ResponseStream(maker_of())
     first, *_ = said("Hi")
     pieces = [writer.open(), *writer.write(first), writer.fail(InternalError("it broke"))]

@@ -41,7 +41,7 @@ async def test_requests_that_generate_nothing_have_the_same_limit_apart(
 
 
 @pytest.mark.parametrize("path", COUNTS)
-async def test_a_tokenizer_learns_whose_text_it_is(
+async def test_a_tokenizer_learns_the_owner_of_a_text(
     tmp_path: Path, tokenizer: FakeTokenizer, path: str
 ) -> None:
     async with posting(tmp_path) as post, await post("ada", path, **COUNTS[path]) as response:

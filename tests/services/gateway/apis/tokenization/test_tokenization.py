@@ -213,7 +213,7 @@ async def test_a_conversion_that_is_not_answered_in_time_is_503_and_cancelled(
     ]
 
 
-async def test_what_was_converted_is_not_cancelled(
+async def test_a_finished_conversion_is_not_cancelled(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
     await post(http, "/tokenize", {"prompt": "a"})

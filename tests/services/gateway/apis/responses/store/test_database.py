@@ -51,7 +51,7 @@ def outputs(
     return found if isinstance(found, int) else [*found]
 
 
-def test_what_is_saved_comes_back_to_its_owner_alone(path: Path) -> None:
+def test_a_saved_response_returns_to_its_owner_alone(path: Path) -> None:
     with opened(path) as database:
         database.save(entry("a", owner="me"), 0)
         found = database.get("a", "me", 0)
@@ -85,7 +85,7 @@ def test_it_is_there_when_the_file_is_opened_again(path: Path) -> None:
 @pytest.mark.parametrize(
     "limits", [StoreLimits(1000, 3, 100), StoreLimits(30, 100, 100), StoreLimits(39, 100, 100)]
 )
-def test_what_was_used_last_stays(path: Path, limits: StoreLimits) -> None:
+def test_the_most_recently_used_response_stays(path: Path, limits: StoreLimits) -> None:
     with opened(path, limits) as database:
         for now_s, name in enumerate("abc"):
             database.save(entry(name), now_s)
@@ -102,7 +102,7 @@ def test_a_large_one_takes_the_room_of_several(path: Path) -> None:
         assert names(database, *"abcde") == ["d", "e"]
 
 
-def test_the_totals_are_those_of_what_is_there(path: Path) -> None:
+def test_the_totals_match_the_stored_responses(path: Path) -> None:
     with opened(path, StoreLimits(60, 4, 100)) as database:
         for number in range(20):
             database.save(entry(f"r{number}", num_bytes=10 + number % 7), number * 10)
@@ -128,7 +128,7 @@ def left(database: ResponseDatabase, owner: str) -> int:
 
 
 @pytest.mark.parametrize("limits", [StoreLimits(100, 1000, 100), StoreLimits(10_000, 10, 100)])
-def test_an_owner_pushes_out_its_own_and_of_others_what_is_above_an_equal_part(
+def test_an_owner_displaces_its_own_responses_and_others_excess(
     path: Path, limits: StoreLimits
 ) -> None:
     with opened(path, limits) as database:
@@ -182,7 +182,7 @@ def test_a_file_from_before_the_shares_gets_them(path: Path) -> None:
         assert (left(database, "bob"), left(database, "ann")) == (3, 3)
 
 
-def test_what_is_too_old_is_gone(path: Path) -> None:
+def test_expired_responses_are_gone(path: Path) -> None:
     with opened(path) as database:
         database.save(entry("a"), 0)
         database.save(entry("b", "a"), 60)
@@ -245,7 +245,7 @@ def test_one_in_the_background_ends_once(path: Path) -> None:
         ]
 
 
-def test_a_full_disk_fails_what_is_saved_and_nothing_else(path: Path) -> None:
+def test_a_full_disk_fails_only_saves(path: Path) -> None:
     with opened(path, StoreLimits(1 << 30, 100, 100)) as database:
         database.save(entry("a"), 0)
         [num_pages] = database._db.execute("PRAGMA page_count").fetchone()
