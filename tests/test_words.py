@@ -108,6 +108,16 @@ def test_the_prose_of_a_folder_has_few_relative_constructions(folder: str) -> No
     assert rate <= LIMIT, found
 
 
+def test_names_of_tests_have_no_relative_constructions() -> None:
+    names = [
+        name
+        for path in ROOT.glob("tests/**/test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text())
+        if {*name.split("_")} & {"what", "who", "whom", "those"}
+    ]
+    assert names == []
+
+
 @pytest.mark.parametrize("path", CPP_SOURCES, ids=lambda path: path.name)
 def test_the_comments_of_a_native_source_have_few_relative_constructions(path: Path) -> None:
     rate, found = rate_of([comments_of(path.read_text())])

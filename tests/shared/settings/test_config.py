@@ -62,7 +62,7 @@ def test_a_foreign_key_is_logged_by_name(file: str, caplog):
     [
         (["--port", "70000"], "port: '70000'.*65535"),
         (["--max-num-seqs", "0"], "max-num-seqs: '0'.*greater than 0"),
-        (["--batch-priority", "1001"], "batch-priority: '1001'.*1000"),
+        (["--gateways", "65"], "gateways: '65'.*64"),
         (["--max-priority-boost", "1001"], "max-priority-boost: '1001'.*1000"),
         (["--ttft-ms", "0"], "ttft-ms: '0'.*greater than 0"),
         (["--tpot-ms", "86400001"], "tpot-ms: '86400001'.*86400000"),
