@@ -11,6 +11,6 @@ from tests.kernels.test_experts import (
     test_one_of_the_weights_may_be_in_codes,
     test_pairs_are_in_blocks_of_one_expert,
     test_some_of_the_experts_give_their_part_of_the_sum,
-    test_weights_may_be_in_codes,
     test_unreadable_tensors_are_errors,
+    test_weights_may_be_in_codes,
 )

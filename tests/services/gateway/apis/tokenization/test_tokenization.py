@@ -120,7 +120,7 @@ async def test_ids_have_a_text(http: aiohttp.ClientSession) -> None:
         ("/detokenize", {"tokens": [1, MODEL.vocab_size]}, "tokens[1]"),
     ],
 )
-async def test_what_is_wrong_is_named(
+async def test_malformed_fields_are_named(
     http: aiohttp.ClientSession, path: str, body: Any, param: str
 ) -> None:
     status = 404 if param == "model" else 400
