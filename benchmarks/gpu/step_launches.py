@@ -45,13 +45,16 @@ class Operator(NamedTuple):
     num_bytes: int
 
 
-def decode_launches(config: Config, num_rows: int, max_len: int) -> list[Launch | Operator]:
+def decode_launches(
+    config: Config, num_rows: int, max_len: int, *, compiles: bool = False
+) -> list[Launch | Operator]:
     """Launches of a step in which ``num_rows`` sequences decode one token each, with room for
     ``max_len`` tokens per sequence."""
     found: list[Launch | Operator] = []
     # Models are built before torch.empty is patched: torch caches the function for default devices.
     step = _step(config, num_rows, max_len)
-    with torch.inference_mode(), dry_card(watch=found.append), _Watch(found.append):
+    card = dry_card(watch=found.append, compiles=compiles)
+    with torch.inference_mode(), card, _Watch(found.append):
         step.forward()
         step.sample_and_accept(None)
     return found
@@ -73,7 +76,7 @@ def mixed_launches(
         hidden = torch.empty(num_padded, config["hidden_size"], dtype=DTYPE, device=META)
         trunk = RecordedTrunk(segments, TrunkShape(num_padded, 1), num_slots, max_len, hidden)
         trunk.record(lambda run: _replay_nothing)
-    with torch.inference_mode(), dry_card(watch=found.append), _Watch(found.append):
+    with torch.inference_mode(), dry_card(watch=found.append, compiles=False), _Watch(found.append):
         prepared = prepare_chunks(table, planned, num_rows, META)
         decoding = segments, slots, torch.zeros_like(slots), 1, max_len
         step = MixedStep(*decoding, prepared, trunk)

@@ -9,8 +9,9 @@ from benchmarks.gpu.dry_card import Launch
 from benchmarks.gpu.shapes import MIXTURES, QWEN3_8B, TINY, Config
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
 from kernels.linear import FEW_TOKENS
+from tests.kernels.compiled import needs_compiler
 
-pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
+pytestmark = needs_compiler
 MAX_LEN = 256
 MIN_PROGRAMS = 64  # half of an H100's processors
 EXPERTS = MIXTURES["Qwen3-30B-A3B"]
@@ -82,7 +83,6 @@ def test_a_layer_is_eight_launches(launches: list[Launch | Operator]) -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -103,7 +103,6 @@ def test_a_launch_for_one_token_has_many_programs(model: Config) -> None:
     assert {name for name, _ in few} <= FEW_PROGRAMS.keys(), few
 
 
-@pytest.mark.slow
 def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> None:
     deeper = TINY | {"num_hidden_layers": TINY["num_hidden_layers"] + 1}
     as_it_comes = [len(mixed_launches(each, 2, [5, 3], MAX_LEN)) for each in (TINY, deeper)]
@@ -129,7 +128,6 @@ def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
     assert deep - shallow == {"linear": 2, "addmm_": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_padded", [None, 16], ids=["as it comes", "in a graph"])
 def test_groups_of_layers_need_no_more_launches(num_padded: int | None) -> None:
     plain = TINY | {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1}
