@@ -154,15 +154,27 @@ def dry_card(
 ) -> Iterator[DryDriver]:
     """Within it operators launch kernels on the simulated GPU, for tensors on any device; ``watch``
     is called with each launch. Kernels that are not compiled need no shared memory."""
+    with launching(arch, watch, compiles=compiles) as card, ExitStack() as stack:
+        for where, name, value in (
+            (torch, "empty", _zeros),
+            (torch, "empty_like", torch.zeros_like),
+            (Tensor, "new_empty", Tensor.new_zeros),
+        ):
+            stack.enter_context(patch.object(where, name, value))
+        yield card
+
+
+@contextmanager
+def launching(
+    arch: int = HOPPER, watch: Callable[[Launch], None] | None = None, *, compiles: bool = True
+) -> Iterator[DryDriver]:
+    """``dry_card`` with uninitialized memory."""
     with ExitStack() as stack:
         for where, name, value in (
             (nvidia, "library_dirs", list),
             (nvidia, "compile_module_from_file", _compile_module),
             (nvidia, "compile_module_from_src", _compile_module),  # before Triton 3.9
             (dispatch, "IS_INTERPRETED", True),
-            (torch, "empty", _zeros),
-            (torch, "empty_like", torch.zeros_like),
-            (Tensor, "new_empty", Tensor.new_zeros),
         ):
             stack.enter_context(patch.object(where, name, value, create=where is nvidia))
         if not compiles:

@@ -6,7 +6,7 @@ from math import prod
 import pytest
 
 from benchmarks.gpu.dry_card import Launch
-from benchmarks.gpu.shapes import MIXTURES, QWEN3_8B, TINY, Config
+from benchmarks.gpu.shapes import LATENTS, QWEN3_8B, QWEN3_MOE, TINY, Config
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
 from kernels.linear import FEW_TOKENS
 from tests.kernels.compiled import needs_compiler
@@ -14,34 +14,6 @@ from tests.kernels.compiled import needs_compiler
 pytestmark = needs_compiler
 MAX_LEN = 256
 MIN_PROGRAMS = 64  # half of an H100's processors
-EXPERTS = MIXTURES["Qwen3-30B-A3B"]
-QWEN3_MOE: Config = QWEN3_8B | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "hidden_size": EXPERTS.hidden_size,
-    "num_key_value_heads": 4,
-    "num_experts": EXPERTS.num_experts,
-    "num_experts_per_tok": EXPERTS.num_chosen,
-    "moe_intermediate_size": EXPERTS.inner_size,
-}
-# The shape of DeepSeek-V2-Lite, with the router of V3.
-LATENTS: Config = QWEN3_8B | {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "vocab_size": 102400,
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "first_k_dense_replace": 0,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,
-    "moe_intermediate_size": 1408,
-    "n_shared_experts": 2,
-    "q_lora_rank": None,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_group": 1,
-    "topk_group": 1,
-}
 FEW_PROGRAMS = {
     "decode_inputs_kernel": "one per sequence",
     "rms_norm_kernel": "one per token",
