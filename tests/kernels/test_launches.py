@@ -2,7 +2,9 @@
 
 import weakref
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -108,6 +110,18 @@ def _unwritten_memory() -> None:
     """Zeros here: kernels of a simulated GPU write nothing for the next to read."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_are_many() -> Iterator[None]:
+    """Prompts of 100 and 240 tokens have the kernels of long ones."""
+    warm_up = import_module("services.worker.engine.device.warm_up")
+    config = import_module("kernels.experts.triton.config")
+    with (
+        patch.object(warm_up, "MANY_TOKENS", 100),
+        patch.multiple(config, MANY_TOKENS=100, VERY_MANY_TOKENS=240),
+    ):
+        yield
+
+
 @pytest.fixture(scope="module", params=list(MODELS))
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     with dry_card(compiles=False) as card, torch.inference_mode():
@@ -162,6 +176,13 @@ def test_a_ready_worker_compiles_nothing_for_prompts(
     compiled = list(started.card.loaded)
     for depth in range(1 + started.num_drafts if num_rows else 1):
         started.engine.run(started.engine.mix(num_rows, depth, nums))
+    assert started.card.loaded[len(compiled) :] == []
+
+
+def test_a_ready_worker_compiles_nothing_for_prompts_of_any_length(started: Started) -> None:
+    compiled = list(started.card.loaded)
+    for nums in ([60, 20], [150], [245]):
+        started.engine.run(started.engine.mix(1, 0, nums))
     assert started.card.loaded[len(compiled) :] == []
 
 
