@@ -20,9 +20,6 @@ from kernels.silu_mul import Act, Clamp, silu_mul
 __all__ = ["Additions", "Biases", "Clamp", "Weights", "experts"]
 
 Weights = Tensor | Codes | Sequence[Tensor | Codes]
-# Tokens from which a GPU's programs have 128 and 256 pairs: with 128 experts, 8 of them chosen, an
-# expert then has 64 and 256. Not measured yet.
-MANY_TOKENS, VERY_MANY_TOKENS = 1024, 4096
 BLOCK_ROWS = 8  # of each of torch's GEMMs: another number of rows may round differently
 
 

@@ -1,7 +1,6 @@
 """Experts against their reference, and the reference against a plain loop."""
 
 import math
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import pytest
@@ -9,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes
-from kernels.experts import MANY_TOKENS, VERY_MANY_TOKENS, Biases, Clamp, experts, reference
+from kernels.experts import Biases, Clamp, blocks, experts, reference
+from kernels.experts.blocks import MANY_TOKENS, VERY_MANY_TOKENS
 from kernels.silu_mul import Act
 from tests.kernels.coded import KINDS, random_codes
 from tests.selection import every_pair
@@ -334,17 +334,16 @@ def test_a_long_prompt_has_the_bits_of_a_short_one(
     triton_device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 16, 64, 128 and 256 pairs, most of which are not full."""
-    config = import_module("kernels.experts.triton.config")
-    monkeypatch.setattr(config, "MANY_TOKENS", 100)
-    monkeypatch.setattr(config, "VERY_MANY_TOKENS", 200)
+    monkeypatch.setattr(blocks, "MANY_TOKENS", 100)
+    monkeypatch.setattr(blocks, "VERY_MANY_TOKENS", 200)
     layer = dense_layer(3, 96, 40, torch.bfloat16, triton_device)
     tokens = tokens_of(210, 3, 2, 96, torch.bfloat16, triton_device)
-    blocks, found = [], []
+    sizes, found = [], []
     for num_tokens in (60, 90, 190, 210):
-        blocks.append(config.block_of(num_tokens, 2))
+        sizes.append(blocks.block_of(num_tokens, 2))
         part = Tokens(*(each[:num_tokens] for each in tokens))
         found.append(experts(*part, *layer)[:60])
-    assert blocks == [16, 64, 128, 256]
+    assert sizes == [16, 64, 128, 256]
     assert all(torch.equal(each, found[0]) for each in found[1:])
 
 

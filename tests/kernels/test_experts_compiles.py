@@ -11,8 +11,8 @@ import triton
 
 from benchmarks.gpu.dry_card import HOPPER
 from kernels.codes.triton import DENSE
-from kernels.experts import MANY_TOKENS, VERY_MANY_TOKENS
-from kernels.experts.triton.config import block_of, config
+from kernels.experts.blocks import MANY_TOKENS, VERY_MANY_TOKENS, block_of
+from kernels.experts.triton.config import config
 from kernels.experts.triton.place import BLOCK, place_kernel
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
 from kernels.experts.triton.sums import BLOCK as SUM_BLOCK

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.dry_card import DryDriver, dry_card
+from kernels.experts import blocks
 from services.worker.models.registry import find_model
 from services.worker.weights.online import Quantization
 from tests.kernels.compiled import needs_compiler
@@ -114,10 +115,9 @@ def _unwritten_memory() -> None:
 def _few_are_many() -> Iterator[None]:
     """Prompts of 100 and 240 tokens have the kernels of long ones."""
     warm_up = import_module("services.worker.engine.device.warm_up")
-    config = import_module("kernels.experts.triton.config")
     with (
         patch.object(warm_up, "MANY_TOKENS", 100),
-        patch.multiple(config, MANY_TOKENS=100, VERY_MANY_TOKENS=240),
+        patch.multiple(blocks, MANY_TOKENS=100, VERY_MANY_TOKENS=240),
     ):
         yield
 

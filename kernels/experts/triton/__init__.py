@@ -12,7 +12,8 @@ from torch import Tensor
 from kernels.codes import Codes, has_kernels
 from kernels.codes.triton import constants, operands
 from kernels.experts.biases import Biases
-from kernels.experts.triton.config import block_of, config
+from kernels.experts.blocks import block_of
+from kernels.experts.triton.config import config
 from kernels.experts.triton.place import place
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
 from kernels.experts.triton.sums import BLOCK, sum_kernel

@@ -3,20 +3,8 @@
 from functools import cache
 
 from kernels.codes.triton import Constants, fitting_span
-from kernels.experts import MANY_TOKENS, VERY_MANY_TOKENS
 from kernels.linear.config import MAX_SHARED_BYTES, RESERVED_BYTES, SHARED_BYTES, Config
 from kernels.sizes import next_power_of_2
-
-MAX_FEW_TOKENS = 64  # not measured yet
-
-
-def block_of(num_tokens: int, itemsize: int) -> int:
-    """The pairs in a block of dense weights."""
-    if num_tokens <= MAX_FEW_TOKENS:
-        return 16
-    if itemsize == 4 or num_tokens < MANY_TOKENS:
-        return 64
-    return 128 if num_tokens < VERY_MANY_TOKENS else 256
 
 
 @cache

@@ -4,7 +4,7 @@ step would delay all sequences by a second or more."""
 import numpy as np
 import torch
 
-from kernels.experts import MANY_TOKENS
+from kernels.experts.blocks import MANY_TOKENS
 from kernels.grammar_mask import hide
 from kernels.linear import FEW_TOKENS
 from services.worker.engine.device.chunks import prepare_chunks
@@ -104,7 +104,8 @@ def _nums_of_chunks(
     nums = np.full(num_rows, num_tokens // num_rows)
     nums[: num_tokens % num_rows] += 1
     nums = np.minimum(nums, table.max_len - 1 - segments.state.max_drafts)
-    return nums[nums > 0]
+    most: np.ndarray = nums[nums > 0]
+    return most
 
 
 def _rows_of(nums: np.ndarray, sampling_rows: np.ndarray) -> Rows:
