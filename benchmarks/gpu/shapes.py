@@ -41,6 +41,34 @@ QWEN3_8B: Config = {
     "tie_word_embeddings": False,
     "eos_token_id": 151645,
 }
+# Qwen3-30B-A3B
+QWEN3_MOE: Config = QWEN3_8B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+# DeepSeek-V2-Lite, with the router of V3.
+LATENTS: Config = QWEN3_8B | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 2,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_group": 1,
+    "topk_group": 1,
+}
 LLAMA_1B: Config = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

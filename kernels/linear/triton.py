@@ -26,16 +26,16 @@ def launch_linear(
     out: Tensor | None = None,
 ) -> Tensor:
     _check(x, weight, residual)
-    num_tokens, num_rows = len(x), weight.shape[0]
+    (num_tokens, size), num_rows = x.shape, weight.shape[0]
     stored, known = operands(weight), constants(weight)
     chosen = _config_of(x, weight, known)
     if residual is not None:
         out = residual  # a program reads its part before it writes there
     elif out is None:
-        out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
+        out = x.new_empty(num_tokens, num_rows, dtype=out_dtype)
     linear_kernel[cdiv(num_rows, chosen.block_rows),](
         *(x, *stored, bias, residual, out, num_tokens),
-        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:3]),
+        *(num_rows, size, stored.weight.stride(0), *known, *chosen[:3]),
         **chosen.options(known),
         **early(),
     )
@@ -52,13 +52,13 @@ def launch_gated(
 ) -> Tensor:
     """``deltas`` [T, 2 I] float32 are added before the activation."""
     _check(x, weight, None)
-    num_tokens, num_gates = len(x), weight.shape[0] // 2
+    (num_tokens, size), num_gates = x.shape, weight.shape[0] // 2
     stored, known = operands(weight), constants(weight)
     chosen = _config_of(x, weight, known)
     out = x.new_empty(num_tokens, num_gates)
     gated_kernel[cdiv(2 * num_gates, chosen.block_rows),](
         *(x, *stored, bias, deltas, out, num_tokens),
-        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:3], alpha, beta),
+        *(num_gates, size, stored.weight.stride(0), *known, *chosen[:3], alpha, beta),
         **chosen.options(known),
         **early(),
     )
@@ -66,11 +66,10 @@ def launch_gated(
 
 
 def _config_of(x: Tensor, weight: Tensor | Codes, known: Constants) -> Config:
-    num_rows, size = weight.shape
+    (num_rows, size), num_tokens = weight.shape, x.shape[0]
     if isinstance(weight, Codes):
-        return codes_config(num_rows, size, x.element_size(), len(x), known)
-    itemsize = max(x.element_size(), weight.element_size())
-    return config(num_rows, size, itemsize, len(x))
+        return codes_config(num_rows, size, x.itemsize, num_tokens, known)
+    return config(num_rows, size, max(x.itemsize, weight.itemsize), num_tokens)
 
 
 def _check(x: Tensor, weight: Tensor | Codes, residual: Tensor | None) -> None:

@@ -1,5 +1,7 @@
 """``rms_norm``: one program per row."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -14,19 +16,20 @@ ROW_BYTES_PER_WARP = 2048  # 64 bytes a thread, four loads of 16; not measured y
 def launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = x.contiguous()
     out = torch.empty_like(rows)
-    size, num_rows = x.shape[-1], x.numel() // x.shape[-1]
-    if num_rows:
+    size = rows.shape[-1]
+    if num_rows := rows.numel() // size:
+        block, num_warps = config(size, rows.itemsize)
         rms_norm_kernel[num_rows,](
-            *(rows, weight, out, eps, size, next_power_of_2(size)),
-            num_warps=num_warps(size, x.element_size()),
-            **early(),
+            rows, weight, out, eps, size, block, num_warps=num_warps, **early()
         )
     return out
 
 
-def num_warps(size: int, itemsize: int) -> int:
-    wanted: int = next_power_of_2(size) * itemsize // ROW_BYTES_PER_WARP
-    return max(1, min(wanted, 8))
+@cache
+def config(size: int, itemsize: int) -> tuple[int, int]:
+    """The block for a row, and the warps of its program."""
+    block = next_power_of_2(size)
+    return block, max(1, min(block * itemsize // ROW_BYTES_PER_WARP, 8))
 
 
 @triton.jit

@@ -1,5 +1,7 @@
 """``rope_kv`` as one kernel."""
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -8,7 +10,7 @@ from torch import Tensor
 from kernels.kv_codes.triton import quantize
 from kernels.programmatic_launch.triton import begin, early
 from kernels.rms_norm import Norm
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.sizes import cdiv, has_contiguous_blocks, next_power_of_2
 
 # Four heads of 128 in bfloat16 are 16 bytes for each of 64 threads; unmeasured.
 BLOCK_HEADS = 4
@@ -25,18 +27,19 @@ def rope_kv(
     is_interleaved: bool,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    block_size, _, num_kv_heads, head_dim = kv_cache.shape[1:]
-    num_tokens = len(heads)
-    num_heads = heads.shape[1] // head_dim - 2 * num_kv_heads
-    query = torch.empty(num_tokens, num_heads, head_dim, dtype=heads.dtype, device=heads.device)
+    entry, scales_stride = kv_cache.shape, 0 if kv_scales is None else kv_scales.stride(0)
+    num_tokens, size = heads.shape
+    num_heads = size // entry[4] - 2 * entry[3]
+    query = torch.empty(num_tokens, num_heads, entry[4], dtype=heads.dtype, device=heads.device)
     if not num_tokens:
         return query
-    if not (heads.is_contiguous() and kv_cache[0].is_contiguous() and rotation.is_contiguous()):
+    if not (heads.is_contiguous() and has_contiguous_blocks(kv_cache) and rotation.is_contiguous()):
         raise ValueError("rope_kv takes contiguous heads, rotation and blocks of kv_cache")
-    if kv_scales is not None and not kv_scales[0].is_contiguous():
+    if kv_scales is not None and not has_contiguous_blocks(kv_scales):
         raise ValueError("rope_kv takes contiguous blocks of kv_scales")
-    grid = (num_tokens, cdiv(num_heads + 2 * num_kv_heads, BLOCK_HEADS))
-    rope_kv_kernel[grid](
+    strides = kv_cache.stride(0), scales_stride
+    num_parts, known = _constants(num_heads, entry, strides, rotation.shape[2], is_interleaved)
+    rope_kv_kernel[num_tokens, num_parts](
         heads,
         None if query_norm is None else query_norm.weight,
         None if key_norm is None else key_norm.weight,
@@ -47,20 +50,36 @@ def rope_kv(
         kv_scales,
         num_tokens,
         0.0 if query_norm is None else query_norm.eps,
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size,
-        BLOCK_STRIDE=kv_cache.stride(0),
-        SCALES_STRIDE=0 if kv_scales is None else kv_scales.stride(0),
-        ROTARY_DIM=rotation.shape[2],
-        IS_INTERLEAVED=is_interleaved,
-        BLOCK_HEADS=BLOCK_HEADS,
-        BLOCK_DIM=next_power_of_2(head_dim),
-        num_warps=NUM_WARPS,
+        **known,
         **early(),
     )
     return query
+
+
+@cache
+def _constants(
+    num_heads: int,
+    entry: torch.Size,
+    strides: tuple[int, int],
+    rotary_dim: int,
+    is_interleaved: bool,
+) -> tuple[int, dict[str, int]]:
+    """The programs for a token, and all constants of the kernel. ``entry``: the cache's shape."""
+    _, block_size, _, num_kv_heads, head_dim = entry
+    known = {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_STRIDE": strides[0],
+        "SCALES_STRIDE": strides[1],
+        "ROTARY_DIM": rotary_dim,
+        "IS_INTERLEAVED": is_interleaved,
+        "BLOCK_HEADS": BLOCK_HEADS,
+        "BLOCK_DIM": next_power_of_2(head_dim),
+        "num_warps": NUM_WARPS,
+    }
+    return cdiv(num_heads + 2 * num_kv_heads, BLOCK_HEADS), known
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

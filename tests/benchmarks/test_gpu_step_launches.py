@@ -6,41 +6,14 @@ from math import prod
 import pytest
 
 from benchmarks.gpu.dry_card import Launch
-from benchmarks.gpu.shapes import MIXTURES, QWEN3_8B, TINY, Config
+from benchmarks.gpu.shapes import LATENTS, QWEN3_8B, QWEN3_MOE, TINY, Config
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
 from kernels.linear import FEW_TOKENS
+from tests.kernels.compiled import needs_compiler
 
-pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
+pytestmark = needs_compiler
 MAX_LEN = 256
 MIN_PROGRAMS = 64  # half of an H100's processors
-EXPERTS = MIXTURES["Qwen3-30B-A3B"]
-QWEN3_MOE: Config = QWEN3_8B | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "hidden_size": EXPERTS.hidden_size,
-    "num_key_value_heads": 4,
-    "num_experts": EXPERTS.num_experts,
-    "num_experts_per_tok": EXPERTS.num_chosen,
-    "moe_intermediate_size": EXPERTS.inner_size,
-}
-# The shape of DeepSeek-V2-Lite, with the router of V3.
-LATENTS: Config = QWEN3_8B | {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "vocab_size": 102400,
-    "hidden_size": 2048,
-    "num_attention_heads": 16,
-    "first_k_dense_replace": 0,
-    "n_routed_experts": 64,
-    "num_experts_per_tok": 6,
-    "moe_intermediate_size": 1408,
-    "n_shared_experts": 2,
-    "q_lora_rank": None,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
-    "n_group": 1,
-    "topk_group": 1,
-}
 FEW_PROGRAMS = {
     "decode_inputs_kernel": "one per sequence",
     "rms_norm_kernel": "one per token",
@@ -82,7 +55,6 @@ def test_a_layer_is_eight_launches(launches: list[Launch | Operator]) -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -103,7 +75,6 @@ def test_a_launch_for_one_token_has_many_programs(model: Config) -> None:
     assert {name for name, _ in few} <= FEW_PROGRAMS.keys(), few
 
 
-@pytest.mark.slow
 def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> None:
     deeper = TINY | {"num_hidden_layers": TINY["num_hidden_layers"] + 1}
     as_it_comes = [len(mixed_launches(each, 2, [5, 3], MAX_LEN)) for each in (TINY, deeper)]
@@ -129,7 +100,6 @@ def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
     assert deep - shallow == {"linear": 2, "addmm_": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_padded", [None, 16], ids=["as it comes", "in a graph"])
 def test_groups_of_layers_need_no_more_launches(num_padded: int | None) -> None:
     plain = TINY | {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1}

@@ -1,6 +1,10 @@
 """Compiles Triton kernels for simulated GPUs, to inspect their resources."""
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,12 @@ from benchmarks.gpu.dry_card import AMPERE, HOPPER, Resources, resources
 
 Kind = str | tuple[str, ...]  # a tuple means a tuple of pointers
 ALIGNED: list[list[Any]] = [["tt.divisibility", 16]]
+COMPILERS = os.environ.get("CC", "gcc"), "clang"
+needs_compiler = pytest.mark.skipif(
+    not any(map(shutil.which, COMPILERS))
+    or not Path(sysconfig.get_paths()["include"], "Python.h").exists(),
+    reason="Triton's launcher needs a C compiler and Python.h",
+)
 ARCHS = [pytest.param(AMPERE, marks=pytest.mark.slow), HOPPER]
 
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes
-from kernels.experts import Biases, Clamp, experts, reference
+from kernels.experts import Biases, Clamp, blocks, experts, reference
+from kernels.experts.blocks import MANY_TOKENS, VERY_MANY_TOKENS
 from kernels.silu_mul import Act
 from tests.kernels.coded import KINDS, random_codes
 from tests.selection import every_pair
@@ -320,13 +321,30 @@ def test_in_sizes_of_models_bits_are_the_same_for_few_and_many(kind: str) -> Non
         layer = dense_layer(32, 2048, 768, dtype, device)
     else:
         layer = coded_layer(kind, 32, 2048, 768, device, zeros=True)
-    tokens = tokens_of(300, 32, 8, 2048, dtype, device)
+    tokens = tokens_of(VERY_MANY_TOKENS + 20, 32, 8, 2048, dtype, device)
     many = experts(*tokens, *layer)
-    for num_tokens in (1, 8, 64, 65):
+    for num_tokens in (1, 8, 64, 65, MANY_TOKENS):
         few = Tokens(*(each[:num_tokens] for each in tokens))
         found = experts(*few, *layer)
         assert torch.equal(found, many[:num_tokens]), num_tokens
         assert_near(found, few, layer, None)
+
+
+def test_a_long_prompt_has_the_bits_of_a_short_one(
+    triton_device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of 16, 64, 128 and 256 pairs, most of which are not full."""
+    monkeypatch.setattr(blocks, "MANY_TOKENS", 100)
+    monkeypatch.setattr(blocks, "VERY_MANY_TOKENS", 200)
+    layer = dense_layer(3, 96, 40, torch.bfloat16, triton_device)
+    tokens = tokens_of(210, 3, 2, 96, torch.bfloat16, triton_device)
+    sizes, found = [], []
+    for num_tokens in (60, 90, 190, 210):
+        sizes.append(blocks.block_of(num_tokens, 2))
+        part = Tokens(*(each[:num_tokens] for each in tokens))
+        found.append(experts(*part, *layer)[:60])
+    assert sizes == [16, 64, 128, 256]
+    assert all(torch.equal(each, found[0]) for each in found[1:])
 
 
 def test_nan_stays_with_its_token(device: torch.device) -> None:

@@ -11,6 +11,7 @@ import triton
 
 from benchmarks.gpu.dry_card import HOPPER
 from kernels.codes.triton import DENSE
+from kernels.experts.blocks import MANY_TOKENS, VERY_MANY_TOKENS, block_of
 from kernels.experts.triton.config import config
 from kernels.experts.triton.place import BLOCK, place_kernel
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
@@ -65,7 +66,7 @@ def product_of(
     is_gated = kernel is gate_up_kernel
     size = hidden if is_gated else inner
     known = DENSE if form is None else CODES[form][0]
-    chosen = config(size, dtype.itemsize, num_tokens, known)
+    chosen = config(size, dtype.itemsize, block_of(num_tokens, dtype.itemsize), known)
     pointers, absent = {"codes": TYPES[dtype]}, ["p_scales", "p_zeros", "p_table"]
     if form is not None:
         pointers, absent = of_codes(form)
@@ -140,13 +141,22 @@ def test_a_product_with_biases_and_a_clamp_fits(
     assert_product_fits(arch, kernel, GPT_OSS, torch.bfloat16, num_tokens, **options)
 
 
+@archs
+@pytest.mark.parametrize(
+    ("kernel", "num_tokens"), [(gate_up_kernel, MANY_TOKENS), (down_kernel, VERY_MANY_TOKENS)]
+)
+def test_a_product_of_a_long_prompt_fits(kernel: Any, num_tokens: int, arch: int) -> None:
+    options: dict[str, Any] = {"act": Clamp(1.702, 7.0)}
+    assert_product_fits(arch, kernel, GPT_OSS, torch.bfloat16, num_tokens, **options)
+
+
 @pytest.mark.parametrize("num_tokens", NUMS_TOKENS)
 def test_a_product_without_gates_fits(num_tokens: int) -> None:
     given = gate_up_kernel, QWEN3_30B, torch.bfloat16, num_tokens
     assert_product_fits(HOPPER, *given, act="relu2")
 
 
-@pytest.mark.parametrize("num_tokens", NUMS_TOKENS)
+@pytest.mark.parametrize("num_tokens", [*NUMS_TOKENS, VERY_MANY_TOKENS])
 @each_form
 def test_no_iteration_waits_for_its_own_loads(
     kernel: Any, form: str | None, num_tokens: int
@@ -167,7 +177,7 @@ def test_no_iteration_waits_for_its_own_loads(
 def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(kernel: Any, form: str | None) -> None:
     """The instruction and, for codes, the span per multiplication."""
     orders = set()
-    for num_tokens in NUMS_TOKENS:
+    for num_tokens in (*NUMS_TOKENS, MANY_TOKENS, VERY_MANY_TOKENS):
         text = layouts_of(kernel, form, num_tokens)
         (version,) = set(re.findall(r"nvidia_mma<\{versionMajor = (\d)", text))
         spans = re.findall(r"tt\.dot .* : tensor<(4x)\d+(x\d+)xbf16", text)

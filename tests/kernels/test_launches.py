@@ -1,15 +1,19 @@
-"""The engine's calls of the JIT, all of them, for a simulated GPU."""
+"""The engine's launches, all of them, on a simulated GPU: what Triton's launcher passes on."""
 
 import weakref
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from benchmarks.gpu.dry_card import DryDriver, dry_card
+from kernels.experts import blocks
 from services.worker.models.registry import find_model
 from services.worker.weights.online import Quantization
+from tests.kernels.compiled import needs_compiler
 from tests.kernels.dry_engine import MAX_LEN, VOCAB_SIZE, DryEngine, start
 
 MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
@@ -91,7 +95,8 @@ SLOW = (
     "gpt-oss, bfloat16, heads of 64 in two groups",
     "DeepSeek-V3, bfloat16, latents",
 )
-pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels
+# The first test of a model compiles all its kernels.
+pytestmark = [needs_compiler, pytest.mark.timeout(900)]
 ASKED = {"returns_processed": True, "acceptance": torch.tensor([0.7])}
 
 
@@ -106,12 +111,24 @@ def _unwritten_memory() -> None:
     """Zeros here: kernels of a simulated GPU write nothing for the next to read."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS],
-)
+@pytest.fixture(autouse=True, scope="module")
+def _few_are_many() -> Iterator[None]:
+    """Prompts of 100 and 240 tokens have the kernels of long ones."""
+    warm_up = import_module("services.worker.engine.device.warm_up")
+    with (
+        patch.object(warm_up, "MANY_TOKENS", 100),
+        patch.multiple(blocks, MANY_TOKENS=100, VERY_MANY_TOKENS=240),
+    ):
+        yield
+
+
+@pytest.fixture(scope="module", params=list(MODELS))
 def started(request: pytest.FixtureRequest) -> Iterator[Started]:
-    name = request.param
+    with dry_card(compiles=False) as card, torch.inference_mode():
+        yield started_on(card, request.param)
+
+
+def started_on(card: DryDriver, name: str) -> Started:
     dtype = torch.float32 if "float32" in name else torch.bfloat16
     config = find_model(MODELS[name]["architectures"]).Config(
         vocab_size=VOCAB_SIZE,
@@ -127,13 +144,18 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
     block_size, changes = (8, ASKED) if dtype == torch.float32 else (16, {})
     quantization: Quantization = "wint4" if "four bits" in name else "none"
     codes = torch.int8 if "int8" in name else None
+    engine = start(config, dtype, num_drafts, block_size, quantization, codes, **changes)
+    return Started(card, engine, num_drafts)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
+)
+def test_no_kernel_spills(name: str) -> None:
     with dry_card() as card, torch.inference_mode():
-        engine = start(config, dtype, num_drafts, block_size, quantization, codes, **changes)
-        yield Started(card, engine, num_drafts)
-
-
-def test_no_kernel_spills(started: Started) -> None:
-    assert [each for each in started.card.loaded if each.num_stack_bytes] == []
+        started_on(card, name)
+    assert card.loaded
+    assert [each for each in card.loaded if each.num_stack_bytes] == []
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 3, 16, 17, 40])
@@ -154,6 +176,13 @@ def test_a_ready_worker_compiles_nothing_for_prompts(
     compiled = list(started.card.loaded)
     for depth in range(1 + started.num_drafts if num_rows else 1):
         started.engine.run(started.engine.mix(num_rows, depth, nums))
+    assert started.card.loaded[len(compiled) :] == []
+
+
+def test_a_ready_worker_compiles_nothing_for_prompts_of_any_length(started: Started) -> None:
+    compiled = list(started.card.loaded)
+    for nums in ([60, 20], [150], [245]):
+        started.engine.run(started.engine.mix(1, 0, nums))
     assert started.card.loaded[len(compiled) :] == []
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 
 from benchmarks.gpu.dry_card import HOPPER, MAX_SHARED_BYTES, Resources, resources
 from kernels.codes.triton import ALL, DENSE, Constants, decode_kernel
 from kernels.linear.config import codes_config, config
 from kernels.linear.triton import gated_kernel, linear_kernel
-from kernels.rms_norm.triton import num_warps, rms_norm_kernel
+from kernels.rms_norm.triton import config as norm_config
+from kernels.rms_norm.triton import rms_norm_kernel
 from kernels.silu_mul import CURVES, Clamp, constants_of
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled, layouts
@@ -294,8 +294,8 @@ def test_decoding_fits_the_registers(form: str, dtype: torch.dtype, arch: int) -
 @pytest.mark.parametrize("size", [64, 256, 4096, 12288])
 def test_a_norm_fits(size: int, dtype: torch.dtype, arch: int) -> None:
     pointers = dict.fromkeys(["p_x", "p_weight", "p_out"], TYPES[dtype])
-    constants = {"SIZE": size, "BLOCK": triton.next_power_of_2(size), "IS_DEPENDENT": False}
-    warps = num_warps(size, dtype.itemsize)
+    block, warps = norm_config(size, dtype.itemsize)
+    constants = {"SIZE": size, "BLOCK": block, "IS_DEPENDENT": False}
     signature = pointers | {"eps": "fp32"}
     assert_fits(compile_kernel(rms_norm_kernel, signature, constants, arch, num_warps=warps), arch)
 

@@ -15,8 +15,10 @@ from kernels import switches
 from kernels.codes import Codes
 from kernels.linear import gated, linear
 from services.worker.weights.online import ONLINE, Quantization
+from tests.kernels.compiled import needs_compiler
 
-pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
+# The first test of a step compiles its kernels.
+pytestmark = [needs_compiler, pytest.mark.timeout(300)]
 MAX_LEN = 256
 WAIT, LET_NEXT_BEGIN = "ACQBULK", "PREEXIT"
 TOUCHES = ("LD.", "LDG", "LDGSTS", "ST.", "STG", "ATOM", "RED", "UBLKCP", "UTMA", "MEMBAR")
@@ -33,7 +35,7 @@ def _dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launched(num_rows: int) -> list[Launch | Operator]:
-    return decode_launches(TINY, num_rows, MAX_LEN)
+    return decode_launches(TINY, num_rows, MAX_LEN, compiles=True)
 
 
 def assert_waits_first(launch: Launch) -> None:

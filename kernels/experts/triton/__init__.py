@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.codes import Codes, has_kernels
 from kernels.codes.triton import constants, operands
 from kernels.experts.biases import Biases
+from kernels.experts.blocks import block_of
 from kernels.experts.triton.config import config
 from kernels.experts.triton.place import place
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
@@ -42,11 +43,13 @@ def launch(
     if not num_tokens:
         return out
     opening_known, closing_known = constants(gate_up), constants(down)
-    opening = config(hidden, x.element_size(), num_tokens, opening_known)
-    closing = config(inner, x.element_size(), num_tokens, closing_known)
-    block_t = min(opening.block_t, closing.block_t)
-    opening, closing = (each._replace(block_t=block_t) for each in (opening, closing))
-    placed = place(chosen, num_experts, block_t, first or 0)
+    block = block_of(num_tokens, x.itemsize)
+    opening = config(hidden, x.itemsize, block, opening_known)
+    closing = config(inner, x.itemsize, block, closing_known)
+    if opening.block_t != closing.block_t:  # one of them has codes
+        block_t = min(opening.block_t, closing.block_t)
+        opening, closing = (each._replace(block_t=block_t) for each in (opening, closing))
+    placed = place(chosen, num_experts, opening.block_t, first or 0)
     most = placed.blocks.shape[1]
     gated = x.new_empty(chosen.numel(), inner)
     make = x.new_empty if first is None else x.new_zeros  # parts of experts elsewhere stay 0

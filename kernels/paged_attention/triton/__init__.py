@@ -7,6 +7,7 @@ order of summing does not depend on the position of the row's first token or on 
 tokens. Tiles without visible keys are not read.
 """
 
+from functools import cache
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import decode_kernel
 from kernels.paged_attention.triton.tiles import EXACT, LOG2_E, MAX_REGISTERS
 from kernels.programmatic_launch.triton import early
-from kernels.sizes import cdiv, next_power_of_2
+from kernels.sizes import cdiv, has_contiguous_blocks, next_power_of_2
 
 # With batch 1 and 8 KV heads, 16 splits are 128 programs, about as many as an H200 has
 # multiprocessors.
@@ -42,11 +43,39 @@ class Config(NamedTuple):
     max_registers: int = MAX_REGISTERS  # of a thread
 
 
-class Cache(NamedTuple):
-    """Quantized if there are scales."""
+class Tensors(NamedTuple):
+    query: Tensor  # [T, H, D]
+    kv_cache: Tensor
+    kv_scales: Tensor | None
+    sinks: Tensor | None
+    out: Tensor  # [T, H, value_dim]
 
-    numbers: Tensor
-    scales: Tensor | None
+
+class Shape(NamedTuple):
+    """The sizes of a layer's attention. ``entries`` [num_blocks + 1, block_size, 2, H_kv, D] are
+    quantized if there is a distance between the blocks' scales."""
+
+    num_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    entries: torch.Size
+    block_stride: int
+    scales_stride: int
+    window: int | None
+    softcap: float | None
+
+    @property
+    def has_codes(self) -> bool:
+        return self.scales_stride > 0
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.entries[3]
+
+    @property
+    def widest(self) -> int:
+        return max(self.head_dim, self.value_dim)
 
 
 def decode_config(
@@ -87,44 +116,47 @@ def attend(
     options: AttentionOptions = PLAIN,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    cache = Cache(kv_cache, kv_scales)
     is_latent = kv_cache.shape[2] == 1
-    stored = [each if is_latent else each[0] for each in cache if each is not None]
-    if not all(each.is_contiguous() for each in (query, *stored)):
+    is_readable = Tensor.is_contiguous if is_latent else has_contiguous_blocks
+    caches = (kv_cache,) if kv_scales is None else (kv_cache, kv_scales)
+    if not query.is_contiguous() or not all(map(is_readable, caches)):
         raise ValueError("attend takes contiguous queries, and caches with contiguous blocks")
-    out = query.new_empty(*query.shape[:2], options.value_dim or query.shape[2])
-    decode, chunks = attention.decode, attention.chunks
-    if _is_out_of_reach(options.window, attention):
-        options = options._replace(window=None)
-    num_decoded = 0 if decode is None else decode.num_tokens
+    num_tokens, num_heads, head_dim = query.shape
+    value_dim = options.value_dim or head_dim
+    out = query.new_empty(num_tokens, num_heads, value_dim)
+    tensors = Tensors(query, kv_cache, kv_scales, options.sinks, out)
     if is_latent:
-        _attend_latents(out, query, cache, attention, scale, options)
+        _attend_latents(tensors, attention, scale, options)
         return out
-    if decode is not None:
-        tokens = out[:num_decoded], query[:num_decoded]
-        _decode(*tokens, cache, decode, attention.tables, scale, options)
-    if chunks is not None:
-        _attend_chunks(out, query, cache, chunks, attention.tables, scale, options)
+    shape = Shape(
+        num_heads,
+        head_dim,
+        value_dim,
+        query.dtype,
+        kv_cache.shape,
+        kv_cache.stride(0),
+        0 if kv_scales is None else kv_scales.stride(0),
+        None if _is_out_of_reach(options.window, attention) else options.window,
+        options.softcap,
+    )
+    if attention.decode is not None:
+        _decode(shape, tensors, attention.decode, attention.tables, scale)
+    if attention.chunks is not None:
+        _attend_chunks(shape, tensors, attention.chunks, attention.tables, scale)
     return out
 
 
 def _attend_latents(
-    out: Tensor,
-    query: Tensor,
-    cache: Cache,
-    attention: DeviceAttention,
-    scale: float,
-    options: AttentionOptions,
+    tensors: Tensors, attention: DeviceAttention, scale: float, options: AttentionOptions
 ) -> None:
-    if options._replace(value_dim=None) != PLAIN or cache.numbers.shape[3] != 1:
+    query, kv_cache, kv_scales, _, out = tensors
+    if options._replace(value_dim=None) != PLAIN or kv_cache.shape[3] != 1:
         raise ValueError("attention to latents takes one KV head and no options")
-    decode, chunks = attention.decode, attention.chunks
-    num_decoded = 0 if decode is None else decode.num_tokens
-    if decode is not None:
-        tokens = out[:num_decoded], query[:num_decoded]
-        latent.decode(*tokens, *cache, decode, attention.tables, scale)
-    if chunks is not None:
-        latent.attend_chunks(out, query, *cache, chunks, attention.tables, scale)
+    given, tables = (out, query, kv_cache, kv_scales), attention.tables
+    if attention.decode is not None:
+        latent.decode(*given, attention.decode, tables, scale)
+    if attention.chunks is not None:
+        latent.attend_chunks(*given, attention.chunks, tables, scale)
 
 
 def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
@@ -133,107 +165,87 @@ def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
     return bool(window and window >= attention.tables.shape[1] * attention.block_size)
 
 
-def _decode(
-    out: Tensor,
-    query: Tensor,
-    cache: Cache,
-    rows: DecodeRows,
-    tables: Tensor,
-    scale: float,
-    options: AttentionOptions,
-) -> None:
-    """query [B * width, H, D], out [B * width, H, value_dim]."""
-    num_tokens, num_heads, value_dim = out.shape
-    block_size, _, num_kv_heads = cache.numbers.shape[1:4]
-    if len(rows.arrivals) < len(rows.slots) * num_kv_heads:
+def _decode(shape: Shape, tensors: Tensors, rows: DecodeRows, tables: Tensor, scale: float) -> None:
+    """Computes the first B * width tokens."""
+    num_rows, width = rows.slots.shape[0], rows.width
+    if rows.arrivals.shape[0] < num_rows * shape.num_kv_heads:
         raise ValueError(
             f"attend takes one arrival per row and KV head: {len(rows.arrivals)} are fewer than"
-            f" {len(rows.slots)} × {num_kv_heads}"
+            f" {num_rows} × {shape.num_kv_heads}"
         )
-    num_queries = rows.width * (num_heads // num_kv_heads)
-    widest = max(query.shape[2], value_dim)
-    num_rows, has_codes = len(rows.slots), cache.scales is not None
-    config = decode_config(num_queries, widest, query.dtype, num_rows, has_codes=has_codes)
-    num_tiles = cdiv(num_queries, config.num_queries)
-    shape = (num_tokens, num_heads, NUM_SPLITS)
-    partials = torch.empty(*shape, value_dim, dtype=torch.float32, device=query.device)
-    weights = torch.empty(shape, dtype=torch.float32, device=query.device)
-    decode_kernel[(num_kv_heads, NUM_SPLITS, num_rows * num_tiles)](
-        query,
-        *cache,
+    num_tiles, known = _decode_constants(
+        shape, width, num_rows == 1, (NUM_SPLITS, switches.SPLIT_KEYS)
+    )
+    parts = num_rows * width, shape.num_heads, NUM_SPLITS
+    decode_kernel[shape.num_kv_heads, NUM_SPLITS, num_rows * num_tiles](
+        *tensors[:3],
         rows.slots,
         tables,
         tables.stride(0),
         rows.starts,
         rows.first_keys,
-        tables.shape[1] * block_size,
+        tables.shape[1] * shape.entries[1],
         scale * LOG2_E.value,
-        partials,
-        weights,
+        tensors.out.new_empty(*parts, shape.value_dim, dtype=torch.float32),
+        tensors.out.new_empty(parts, dtype=torch.float32),
         rows.arrivals,
-        options.sinks,
-        out,
-        **_sizes(query, cache, value_dim),
-        WIDTH=rows.width,
-        NUM_HEADS=num_heads,
-        WINDOW=options.window,
-        SOFTCAP=options.softcap,
-        NUM_SPLITS=NUM_SPLITS,
-        SPLIT_TILES=max(1, switches.SPLIT_KEYS // config.num_keys),
-        NUM_TILES=num_tiles,
-        BLOCK_QUERIES=config.num_queries,
-        BLOCK_KEYS=config.num_keys,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        maxnreg=config.max_registers,
-        **EXACT,
+        *tensors[3:],
+        **known,
         **early(),
     )
 
 
+@cache
+def _decode_constants(
+    shape: Shape, width: int, is_one: bool, splits: tuple[int, int]
+) -> tuple[int, dict[str, Any]]:
+    """The tiles of a row's queries, and all constants of a launch for one row or for more.
+    ``splits``: their number, and the keys of a turn."""
+    num_queries = width * (shape.num_heads // shape.num_kv_heads)
+    config = decode_config(
+        num_queries, shape.widest, shape.dtype, 1 if is_one else 2, has_codes=shape.has_codes
+    )
+    num_tiles = cdiv(num_queries, config.num_queries)
+    return num_tiles, _constants(shape, config) | {
+        "WIDTH": width,
+        "NUM_SPLITS": splits[0],
+        "SPLIT_TILES": max(1, splits[1] // config.num_keys),
+        "NUM_TILES": num_tiles,
+        "maxnreg": config.max_registers,
+    }
+
+
 def _attend_chunks(
-    out: Tensor,
-    query: Tensor,
-    cache: Cache,
-    chunks: ChunkRows,
-    tables: Tensor,
-    scale: float,
-    options: AttentionOptions,
+    shape: Shape, tensors: Tensors, chunks: ChunkRows, tables: Tensor, scale: float
 ) -> None:
-    """Computes the chunks' tokens: query [T, H, D], out [T, H, value_dim]."""
-    _, num_heads, value_dim = out.shape
-    widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
-    config = chunk_config(widest, query.dtype, has_codes=has_codes)
-    num_shared = num_heads_together(num_heads, cache.numbers.shape[3])
-    num_parts = TILE * num_shared // config.num_queries
-    chunk_kernel[(len(chunks.tile_rows) * num_parts, num_heads // num_shared)](
-        query,
-        *cache,
+    """Computes the chunks' tokens."""
+    num_parts, num_groups, known = _chunk_constants(shape, switches.PROMPT_HEADS)
+    chunk_kernel[chunks.tile_rows.shape[0] * num_parts, num_groups](
+        *tensors[:3],
         chunks.slots,
         tables,
         tables.stride(0),
         chunks.starts,
         chunks.first_keys,
-        tables.shape[1] * cache.numbers.shape[1],
+        tables.shape[1] * shape.entries[1],
         chunks.ends,
         chunks.token_starts,
         chunks.tile_rows,
         chunks.tile_starts,
         scale * LOG2_E.value,
-        options.sinks,
-        out,
-        **_sizes(query, cache, value_dim),
-        NUM_HEADS=num_heads,
-        WINDOW=options.window,
-        SOFTCAP=options.softcap,
-        NUM_SHARED=num_shared,
-        NUM_PARTS=num_parts,
-        BLOCK_QUERIES=config.num_queries,
-        BLOCK_KEYS=config.num_keys,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        **EXACT,
+        *tensors[3:],
+        **known,
     )
+
+
+@cache
+def _chunk_constants(shape: Shape, prompt_heads: int) -> tuple[int, int, dict[str, Any]]:
+    """The programs for a tile and a KV head's share of them, and all constants of a launch."""
+    config = chunk_config(shape.widest, shape.dtype, has_codes=shape.has_codes)
+    num_shared = num_heads_together(shape.num_heads, shape.num_kv_heads)
+    num_parts = TILE * num_shared // config.num_queries
+    known = {"NUM_SHARED": num_shared, "NUM_PARTS": num_parts}
+    return num_parts, shape.num_heads // num_shared, _constants(shape, config) | known
 
 
 def num_heads_together(num_heads: int, num_kv_heads: int) -> int:
@@ -241,18 +253,25 @@ def num_heads_together(num_heads: int, num_kv_heads: int) -> int:
     return gcd(num_heads // num_kv_heads, switches.PROMPT_HEADS)
 
 
-def _sizes(query: Tensor, cache: Cache, value_dim: int) -> dict[str, Any]:
-    """Compile-time sizes of queries, values and the cache's entries."""
-    block_size, _, num_kv_heads, cache_dim = cache.numbers.shape[1:]
-    head_dim = query.shape[2]
+def _constants(shape: Shape, config: Config) -> dict[str, Any]:
+    """Compile-time constants and options of both kernels."""
+    _, block_size, _, num_kv_heads, cache_dim = shape.entries
     return {
+        "WINDOW": shape.window,
+        "SOFTCAP": shape.softcap,
+        "NUM_HEADS": shape.num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "BLOCK_SIZE": block_size,
-        "BLOCK_STRIDE": cache.numbers.stride(0),
-        "SCALES_STRIDE": 0 if cache.scales is None else cache.scales.stride(0),
-        "HEAD_DIM": head_dim,
-        "VALUE_DIM": value_dim,
+        "BLOCK_STRIDE": shape.block_stride,
+        "SCALES_STRIDE": shape.scales_stride,
+        "HEAD_DIM": shape.head_dim,
+        "VALUE_DIM": shape.value_dim,
         "CACHE_DIM": cache_dim,
-        "BLOCK_DIM": max(MIN_DIM, next_power_of_2(head_dim)),
-        "BLOCK_VALUE": max(MIN_DIM, next_power_of_2(value_dim)),
+        "BLOCK_QUERIES": config.num_queries,
+        "BLOCK_KEYS": config.num_keys,
+        "BLOCK_DIM": max(MIN_DIM, next_power_of_2(shape.head_dim)),
+        "BLOCK_VALUE": max(MIN_DIM, next_power_of_2(shape.value_dim)),
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        **EXACT,
     }

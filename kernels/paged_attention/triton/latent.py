@@ -5,7 +5,8 @@ Decode rows are divided as in ``decode.py``; in a chunk's tile each program has 
 those of a token next to each other.
 """
 
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -38,6 +39,15 @@ class Config(NamedTuple):
     num_stages: int
 
 
+class Shape(NamedTuple):
+    num_heads: int
+    rank: int
+    rope_dim: int
+    dtype: torch.dtype
+    unit: int  # elements of the cache for a number
+    block_size: int
+
+
 def latent_config(dtype: torch.dtype) -> Config:
     """For decode rows. Three stages keep a tile of keys and the block numbers of the next in
     flight. In float32 only 4 warps do not spill with Triton 3.6."""
@@ -68,24 +78,14 @@ def decode(
     tables: Tensor,
     scale: float,
 ) -> None:
-    """query [B * width, H, rank + rope_dim], out [B * width, H, rank]."""
-    num_tokens, num_heads, rank = out.shape
-    config = latent_config(query.dtype)
-    num_tiles = cdiv(rows.width * num_heads, config.num_queries)
-    splits_of_row = num_splits(num_heads)
-    shape = (num_tokens, num_heads, splits_of_row)
-    partials = torch.empty(*shape, rank, dtype=torch.float32, device=query.device)
-    weights = torch.empty(shape, dtype=torch.float32, device=query.device)
+    """Computes the first B * width tokens: query [T, H, rank + rope_dim], out [T, H, rank]."""
+    num_tokens, num_heads, rank = rows.num_tokens, *out.shape[1:]
+    num_tiles, splits, known = _decode_constants(_shape(query, kv_cache, rank), rows.width)
+    parts = num_tokens, num_heads, splits["NUM_SPLITS"]
+    partials = out.new_empty(*parts, rank, dtype=torch.float32)
+    weights = out.new_empty(parts, dtype=torch.float32)
     lengths = (rows.starts, rows.first_keys, tables.shape[1] * kv_cache.shape[1])
-    splits = {
-        "WIDTH": rows.width,
-        "NUM_HEADS": num_heads,
-        "NUM_SPLITS": splits_of_row,
-        "SPLIT_TILES": max(1, SPLIT_KEYS // config.num_keys),
-        "BLOCK_KEYS": config.num_keys,
-    }
-    sizes = _sizes(query, kv_cache, rank)
-    latent_decode_kernel[(splits_of_row, len(rows.slots) * num_tiles)](
+    latent_decode_kernel[splits["NUM_SPLITS"], rows.slots.shape[0] * num_tiles](
         query,
         kv_cache,
         kv_cache.view(query.dtype),
@@ -98,18 +98,27 @@ def decode(
         partials,
         weights,
         **splits,
-        **sizes,
-        NUM_TILES=num_tiles,
-        BLOCK_QUERIES=config.num_queries,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        maxnreg=MAX_REGISTERS,
-        **EXACT,
+        **known,
     )
-    block = min(BLOCK_SUMS, sizes["BLOCK_RANK"])
-    latent_sum_kernel[(cdiv(rank, block), num_heads, num_tokens)](
+    block = min(BLOCK_SUMS, known["BLOCK_RANK"])
+    latent_sum_kernel[cdiv(rank, block), num_heads, num_tokens](
         partials, weights, *lengths, out, **splits, RANK=rank, BLOCK=block, num_warps=4
     )
+
+
+@cache
+def _decode_constants(shape: Shape, width: int) -> tuple[int, dict[str, int], dict[str, Any]]:
+    """The tiles of a row's queries; constants of both launches, and more of the first."""
+    config = latent_config(shape.dtype)
+    num_tiles = cdiv(width * shape.num_heads, config.num_queries)
+    splits = {
+        "WIDTH": width,
+        "NUM_HEADS": shape.num_heads,
+        "NUM_SPLITS": num_splits(shape.num_heads),
+        "SPLIT_TILES": max(1, SPLIT_KEYS // config.num_keys),
+        "BLOCK_KEYS": config.num_keys,
+    }
+    return num_tiles, splits, _constants(shape, config) | {"NUM_TILES": num_tiles}
 
 
 def attend_chunks(
@@ -122,10 +131,9 @@ def attend_chunks(
     scale: float,
 ) -> None:
     """Computes the chunks' tokens: query [T, H, rank + rope_dim], out [T, H, rank]."""
-    _, num_heads, rank = out.shape
-    config = chunk_config(query.dtype, has_codes=kv_scales is not None)
-    num_parts = cdiv(TILE * num_heads, config.num_queries)
-    latent_chunk_kernel[(len(chunks.tile_rows) * num_parts,)](
+    shape = _shape(query, kv_cache, out.shape[2])
+    num_parts, known = _chunk_constants(shape, kv_scales is not None)
+    latent_chunk_kernel[chunks.tile_rows.shape[0] * num_parts,](
         query,
         kv_cache,
         kv_cache.view(query.dtype),
@@ -141,27 +149,38 @@ def attend_chunks(
         chunks.tile_starts,
         scale * LOG2_E.value,
         out,
-        **_sizes(query, kv_cache, rank),
-        NUM_HEADS=num_heads,
-        NUM_PARTS=num_parts,
-        BLOCK_QUERIES=config.num_queries,
-        BLOCK_KEYS=config.num_keys,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
-        maxnreg=MAX_REGISTERS,
-        **EXACT,
+        **known,
     )
 
 
-def _sizes(query: Tensor, kv_cache: Tensor, rank: int) -> dict[str, int]:
-    rope_dim = query.shape[2] - rank
+@cache
+def _chunk_constants(shape: Shape, has_codes: bool) -> tuple[int, dict[str, Any]]:
+    """The programs of a tile, and all constants of the launch."""
+    config = chunk_config(shape.dtype, has_codes=has_codes)
+    num_parts = cdiv(TILE * shape.num_heads, config.num_queries)
+    known = {"NUM_PARTS": num_parts, "NUM_HEADS": shape.num_heads, "BLOCK_KEYS": config.num_keys}
+    return num_parts, _constants(shape, config) | known
+
+
+def _shape(query: Tensor, kv_cache: Tensor, rank: int) -> Shape:
+    _, num_heads, size = query.shape
+    unit = query.itemsize // kv_cache.itemsize
+    return Shape(num_heads, rank, size - rank, query.dtype, unit, kv_cache.shape[1])
+
+
+def _constants(shape: Shape, config: Config) -> dict[str, Any]:
     return {
-        "RANK": rank,
-        "ROPE_DIM": rope_dim,
-        "UNIT": query.itemsize // kv_cache.itemsize,
-        "BLOCK_SIZE": kv_cache.shape[1],
-        "BLOCK_RANK": max(16, next_power_of_2(rank)),
-        "BLOCK_ROPE": max(16, next_power_of_2(rope_dim)),
+        "RANK": shape.rank,
+        "ROPE_DIM": shape.rope_dim,
+        "UNIT": shape.unit,
+        "BLOCK_SIZE": shape.block_size,
+        "BLOCK_RANK": max(16, next_power_of_2(shape.rank)),
+        "BLOCK_ROPE": max(16, next_power_of_2(shape.rope_dim)),
+        "BLOCK_QUERIES": config.num_queries,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "maxnreg": MAX_REGISTERS,
+        **EXACT,
     }
 
 

@@ -1,6 +1,7 @@
 """Experts by Triton's kernels."""
 
 from tests.kernels.test_experts import (
+    test_a_long_prompt_has_the_bits_of_a_short_one,
     test_a_tokens_result_is_the_same_bits_whatever_is_beside_it,
     test_each_token_has_the_sum_of_its_experts,
     test_experts_may_have_another_act,

@@ -4,6 +4,7 @@ step would delay all sequences by a second or more."""
 import numpy as np
 import torch
 
+from kernels.experts.blocks import MANY_TOKENS
 from kernels.grammar_mask import hide
 from kernels.linear import FEW_TOKENS
 from services.worker.engine.device.chunks import prepare_chunks
@@ -33,6 +34,10 @@ def warm_up(
         _run_largest(segments, table, capacity)
     else:
         _pool_largest(segments, table, capacity, pooler)
+    for num_tokens in (FEW_TOKENS + 1, MANY_TOKENS):  # experts have other blocks for them
+        if num_tokens < capacity.max_num_batched_tokens:
+            nums = _nums_of_chunks(segments, table, capacity, num_tokens)
+            _chunks(segments, table, _rows_of(nums, np.zeros(0, np.int64))).forward()
     shapes = _small_shapes(segments.state.max_drafts)
     for index, (num_rows, width) in enumerate(shapes):
         progress("compiling kernels", index / len(shapes))
@@ -67,8 +72,8 @@ def _decode(segments: Segments, num_rows: int, width: int, samples: bool) -> Non
 def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> None:
     """Runs a prefill chunk of every sequence, samples from masked logits, and drafts."""
     state = segments.state
-    nums = _nums_of_largest(segments, table, capacity)
-    step = _largest(segments, table, _rows_of(nums, np.arange(len(nums))))
+    nums = _nums_of_chunks(segments, table, capacity)
+    step = _chunks(segments, table, _rows_of(nums, np.arange(len(nums))))
     state.num_tokens[: len(nums)] = upload(nums, state.num_tokens.device)
     state.ends[: len(nums)] = table.max_len
     logits = step.forward().clone()
@@ -82,21 +87,24 @@ def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> No
 
 def _pool_largest(segments: Segments, table: SlotTable, capacity: Capacity, pooler: Pooler) -> None:
     """Runs a whole prompt of every sequence and pools all of its states."""
-    nums = _nums_of_largest(segments, table, capacity)
+    nums = _nums_of_chunks(segments, table, capacity)
     rows = _rows_of(nums, np.zeros(0, np.int64))
-    step = _largest(segments, table, rows)
+    step = _chunks(segments, table, rows)
     step.forward()
     table.prompt_lens[:] = nums
     table.params = [SamplingParams(seed=0, max_tokens=0, pooling=Pooling("mean"))] * len(nums)
     pooler.pool(table, rows, step.hidden)
 
 
-def _nums_of_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> np.ndarray:
-    """Tokens of each sequence's chunk in the largest step."""
-    num_rows, num_tokens = capacity.max_num_seqs, capacity.max_num_batched_tokens
+def _nums_of_chunks(
+    segments: Segments, table: SlotTable, capacity: Capacity, num_tokens: int | None = None
+) -> np.ndarray:
+    """Tokens of each sequence's chunk in a step of ``num_tokens``, by default the largest one."""
+    num_rows, num_tokens = capacity.max_num_seqs, num_tokens or capacity.max_num_batched_tokens
     nums = np.full(num_rows, num_tokens // num_rows)
     nums[: num_tokens % num_rows] += 1
-    most: np.ndarray = np.minimum(nums, table.max_len - 1 - segments.state.max_drafts)
+    nums = np.minimum(nums, table.max_len - 1 - segments.state.max_drafts)
+    most: np.ndarray = nums[nums > 0]
     return most
 
 
@@ -113,7 +121,7 @@ def _rows_of(nums: np.ndarray, sampling_rows: np.ndarray) -> Rows:
     )
 
 
-def _largest(segments: Segments, table: SlotTable, rows: Rows) -> MixedStep:
+def _chunks(segments: Segments, table: SlotTable, rows: Rows) -> MixedStep:
     state = segments.state
     chunks = prepare_chunks(table, rows, num_decoded=0, device=segments.kv_cache.device)
     decoding = chunks.slots[:0]
