@@ -81,7 +81,7 @@ def not_held(places: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
     for place in places:
         beginning = _named_part(place, names)
         named = names.get(beginning, "") + place[len(beginning) :]
-        yield f"{_NO_NAME.sub('_', named)}: not held"
+        yield f"{_NO_NAME.sub('_', named)}: not enforced"
 
 
 def _named_part(param: str, names: Mapping[str, str]) -> str:

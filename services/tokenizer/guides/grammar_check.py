@@ -79,7 +79,7 @@ class GrammarCheck:
                 param, f"the grammar is too complex: {error or SLOW}", GRAMMAR_TOO_COMPLEX
             )
         if found.part:
-            raise invalid(found.part, f"it cannot be held: {error}")
+            raise invalid(found.part, f"it cannot be enforced: {error}")
         if found.verdict.kind == "wrong":
             raise invalid(param, f"the grammar cannot be used: {error}")
 

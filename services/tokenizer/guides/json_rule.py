@@ -33,7 +33,7 @@ def json_rule(lark: Lark, schema: Schema) -> str:
             return lark.json(loose)
         raise invalid(
             lark.param,
-            f"integers beyond {MAX_EXACT} cannot be held beside {error}",
+            f"integers beyond {MAX_EXACT} cannot be enforced beside {error}",
         ) from None
 
 

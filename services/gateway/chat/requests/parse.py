@@ -109,7 +109,7 @@ def _top_logprobs(request: ChatRequest) -> int | None:
         return request.top_logprobs or 0
     if request.top_logprobs:
         raise InvalidRequest(
-            f"top_logprobs is {request.top_logprobs}; it is allowed with logprobs true only",
+            f"top_logprobs is {request.top_logprobs}; it is only allowed if logprobs is true",
             param="top_logprobs",
         )
     return None

@@ -144,7 +144,7 @@ async def test_an_error_names_the_part_and_speaks_of_nothing_that_is_ours(
                 with pytest.raises(InvalidRequest) as refused:
                     await guides.guide_of(submitted(**fields), OutputStart.ANSWER)
                 assert refused.value.param == param
-                assert refused.value.message == f"{param}: it cannot be held: {problem}"
+                assert refused.value.message == f"{param}: it cannot be enforced: {problem}"
     format = OutputFormat("regex", "guided_regex", "a(?=b)")
     with pytest.raises(InvalidRequest) as refused:
         await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
