@@ -190,8 +190,8 @@ def pooling_of(model: ModelInfo) -> PoolingInfo:
     """The model's pooling. Raises InvalidRequest for a model that writes texts."""
     if model.pooling is None:
         raise InvalidRequest(
-            f"{model.names[0]} is a text-generation model: start the server with --runner pooling for"
-            " embeddings, also with classifier_from_token in --pooler-config for scores",
+            f"{model.names[0]} is a text-generation model: start the server with --runner pooling"
+            " for embeddings, also with classifier_from_token in --pooler-config for scores",
             param="model",
             code=NOT_POOLING,
         )
