@@ -30,7 +30,6 @@ setup: $(SETUP) ## install everything into .venv, and again when pyproject.toml 
 
 # Modules are compiled at their first import: compiling all of them takes a minute.
 define INSTALL
-	@echo 'Installing into .venv: native code is compiled, then PyTorch and the rest come, more than a gigabyte.'
 	@echo 'It takes some minutes; "Preparing editable metadata" is silent for one.'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check --no-compile --editable '.[$(1)]'
@@ -38,10 +37,12 @@ endef
 SOURCES := pyproject.toml hatch_build.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 
 $(SERVER): $(SOURCES)
+	@echo 'Installing a server into .venv: native code is compiled, then PyTorch and the rest come, more than a gigabyte.'
 	$(call INSTALL,all)
 	touch $@
 
 $(SETUP): $(SOURCES)
+	@echo 'Installing into .venv: a server, if it is not there yet, and the packages of tests, less than a gigabyte.'
 	$(call INSTALL,dev)
 	touch $(SERVER) $@
 

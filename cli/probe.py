@@ -23,9 +23,9 @@ def main(arguments: list[str]) -> int:
         url = urlsplit(target if "//" in target else f"http://{_admin_address()}{target}")
         connection = http.client.HTTPConnection(url.netloc, timeout=TIMEOUT_S)
     except KeyError:
-        example = "http://127.0.0.1:8000/health"
         print(
-            f"shoal probe: SHOAL_ADMIN_PORT is not set; give a URL, such as {example}",
+            "shoal probe: SHOAL_ADMIN_PORT is not set; give a URL, such as"
+            " http://127.0.0.1:8000/health; `shoal top` shows the services of `shoal serve`",
             file=sys.stderr,
         )
         return 2

@@ -175,8 +175,10 @@ def decode_json(path: Path, kind: type[T]) -> T:
             if INFINITY not in content:
                 raise
             return msgspec.convert(json.loads(content), kind)
-    except (msgspec.MsgspecError, ValueError) as error:
+    except msgspec.ValidationError as error:
         raise ConfigError(f"model: {path}: {error}") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise ConfigError(f"model: {path} is not JSON: {error}") from None
 
 
 def _check_length(wanted: int | None, limit: int) -> int:

@@ -143,7 +143,7 @@ async def _answer(request: web.Request, error: RequestError) -> web.StreamRespon
 def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
     """aiohttp's own errors: an unknown route, a method that is not allowed, a body too large."""
     failure = RequestError(
-        f"{request.method} {show(request.path)}: {error.reason}",
+        f"{request.method} {show(request.path)}: {error.reason}{_hint(request, error)}",
         code=HTTPStatus(error.status).name.lower(),
     )
     failure.status, failure.type = error.status, "invalid_request_error"
@@ -152,3 +152,10 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Respons
     for name in {*HINTS} & {*error.headers}:
         response.headers[name] = error.headers[name]
     return response
+
+
+def _hint(request: web.Request, error: web.HTTPException) -> str:
+    """For a base URL that lacks its /v1."""
+    path = f"/v1{request.path}"
+    is_ours = any(each.canonical == path for each in request.app.router.resources())
+    return f"; did you mean {path}?" if error.status == HTTPStatus.NOT_FOUND and is_ours else ""

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,11 @@ from cli.doctor import command, facts
 from cli.doctor.facts import Devices, Facts, Gpu
 from cli.doctor.findings import CHECKS, findings
 from cli.exit_codes import FAILED, OK, WRONG
+from shared.model_folder import EMBEDDED_MODEL, weight_files
 from shared.settings.serve import ServeConfig
 
 GIB = 1 << 30
+WEIGHTS = weight_files(EMBEDDED_MODEL)[0].name
 CPU = {
     "model": "Fish 9000",
     "cores": 8,
@@ -158,6 +161,34 @@ def test_a_socket_needs_no_port():
     assert [each.text for each in found if each.topic == "port"] == [
         "none; the socket is /run/fish.sock"
     ]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "text"),
+    [
+        (
+            "config.json",
+            b'{"architectures": [',
+            "config.json is not JSON: Input data was truncated",
+        ),
+        ("tokenizer.json", None, "has no file tokenizer.json"),
+        (WEIGHTS, b"\x08", f"{WEIGHTS} is not a valid safetensors file"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_is_a_problem(
+    tmp_path: Path, file: str, content: bytes | None, text: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    assert facts._model(ServeConfig(model=str(folder)))[0] == ""
+    (folder / file).unlink()
+    if content is not None:
+        (folder / file).write_bytes(content)
+    assert text in facts._model(ServeConfig(model=str(folder)))[0]
+
+
+def test_more_positions_than_the_model_has_are_a_problem() -> None:
+    assert "max-model-len: 9999" in facts._model(ServeConfig(max_model_len=9999))[0]
 
 
 def test_without_torch_there_is_one_problem():

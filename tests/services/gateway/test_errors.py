@@ -122,6 +122,12 @@ async def test_an_unknown_model_is_404_and_names_the_served_ones(
     assert all(name in error["message"] for name in ("cat", "fish", "org/fish"))
 
 
+async def test_a_path_without_v1_is_404_with_a_hint(http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT.removeprefix("/v1"), json={"messages": MESSAGES}) as response:
+        assert response.status == 404
+        assert (await error_of(response))["message"].endswith(f"; did you mean {CHAT}?")
+
+
 async def test_an_unknown_route_is_404(http: aiohttp.ClientSession) -> None:
     async with http.get("/v2/nothing") as response:
         assert response.status == 404

@@ -88,7 +88,7 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"request_id": "a\n"}, "request_id", ["a\\n", "regex"]),
         ({"request_id": "x" * 129}, "request_id", ["xxx…", "regex"]),
         ({"logprobs": 5}, "logprobs", ["5", "bool"]),
-        ({"top_logprobs": 3}, "top_logprobs", ["3", "logprobs true"]),
+        ({"top_logprobs": 3}, "top_logprobs", ["3", "logprobs is true"]),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", ["21", "0 to 20"]),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", ["-1", "0 to 20"]),
         ({"include_draft_logprobs": True}, "include_draft_logprobs", ["true", "with logprobs"]),

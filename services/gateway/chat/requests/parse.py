@@ -190,7 +190,7 @@ def _num_choices(n: int | None, num_prompts: int, max_choices: int) -> int:
     num_choices = 1 if n is None else n
     if num_choices * num_prompts > max_choices:
         raise InvalidRequest(
-            f"n is {num_choices} and there are {num_prompts} prompts, so"
+            f"n is {num_choices}{f', for {num_prompts} prompts' * (num_prompts > 1)}:"
             f" {num_choices * num_prompts} choices; the limit is max-choices = {max_choices}",
             param="prompt" if num_choices == 1 else "n",
         )

@@ -91,6 +91,7 @@ REASONS = {
     "best_of": "choices are not ranked here; n gives all of them",
     "disable_chat_template": "/v1/completions takes a prompt without a template",
     "include_obfuscation": "no field is added to hide how long a token is",
+    "messages": "/v1/chat/completions takes them",
     "prompt_token_ids": "/v1/completions takes token ids as its prompt",
     "temp_scaled_logprobs": "logprobs-mode of the server decides",
     "top_p_normalized_logprobs": "logprobs-mode of the server decides",
