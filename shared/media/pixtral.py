@@ -159,6 +159,9 @@ class UnbrokenRows(RowsOfPatches):
             )
         return (height // side) * (width // side)
 
+    def ids(self, size: Size) -> np.ndarray:
+        return np.full(self.num_tokens(size), self.placeholder, np.int32)
+
     @classmethod
     def problem(cls, given: Preprocessor) -> str:
         no_square = "" if given.side > 0 else f"patch_size {given.patch_size} is no square"
