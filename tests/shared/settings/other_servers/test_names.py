@@ -42,7 +42,7 @@ def settings_of(*flags: str) -> dict[str, Any]:
             {"num_threads": 2, "runner": "pooling", "served_model_name": ["b"]},
         ),
         ("--dtype half", {"dtype": "float16"}),
-        ("--kv_offloading_size 2.5", {"kv_offloading_size": 2.5}),
+        ("--gpu_memory_utilization 0.5", {"gpu_memory_utilization": 0.5}),
         ("--kv-cache-dtype bfloat16", {"kv_cache_dtype": "none"}),
         ("--kv-cache-dtype fp8_ds_mla", {"kv_cache_dtype": "fp8"}),
         ("--quantization w4a8", {"quantization": "wint4"}),
