@@ -142,8 +142,7 @@ def _model(config: ServeConfig) -> tuple[str, int]:
 def _check_files(folder: Path, config: ServeConfig) -> None:
     """Of weights only the headers are read. Raises ConfigError."""
     read_served_model(folder, [], config.max_model_len, config.runner, config.pooler_config)
-    if folder.is_dir():
-        find_file(folder, TOKENIZER_FILE)
+    find_file(folder, TOKENIZER_FILE)
     if config.load_format == "dummy" or importlib.util.find_spec("safetensors") is None:
         return
     from safetensors import SafetensorError, safe_open
@@ -151,7 +150,8 @@ def _check_files(folder: Path, config: ServeConfig) -> None:
     for file in weight_files(folder):
         try:
             if file.suffix == ".safetensors":
-                safe_open(file, framework="numpy")
+                with safe_open(file, framework="numpy"):
+                    pass
         except SafetensorError as error:
             raise ConfigError(f"model: {file} is not a valid safetensors file: {error}") from None
 

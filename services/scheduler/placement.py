@@ -100,11 +100,11 @@ class Placement:
         if not rivals:
             return True
         candidates = [worker, *rivals]
-        uncached = [sequence.num_to_compute - each.num_cached(sequence) for each in candidates]
+        num = sequence.num_to_compute
+        uncached = [num - each.num_cached(sequence) for each in candidates]
         if len({*uncached}) == 1:
             share = _share(candidates, num_waiting, self._scale(others))
             return len(worker.running) < share
-        num = len(sequence.prompt)
         own_time, *times = _relative(candidates, lambda each: each.stream_share.alone_s(num, num))
         most = own_time * (uncached[0] + _load(worker))
         return not any(

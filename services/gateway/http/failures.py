@@ -156,6 +156,8 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Respons
 
 def _hint(request: web.Request, error: web.HTTPException) -> str:
     """For a base URL that lacks its /v1."""
+    if error.status != HTTPStatus.NOT_FOUND:
+        return ""
     path = f"/v1{request.path}"
     is_ours = any(each.canonical == path for each in request.app.router.resources())
-    return f"; did you mean {path}?" if error.status == HTTPStatus.NOT_FOUND and is_ours else ""
+    return f"; did you mean {path}?" if is_ours else ""

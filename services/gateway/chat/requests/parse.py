@@ -189,9 +189,10 @@ def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:
 def _num_choices(n: int | None, num_prompts: int, max_choices: int) -> int:
     num_choices = 1 if n is None else n
     if num_choices * num_prompts > max_choices:
+        prompts = "1 prompt" if num_prompts == 1 else f"{num_prompts} prompts"
         raise InvalidRequest(
-            f"n is {num_choices}{f', for {num_prompts} prompts' * (num_prompts > 1)}:"
-            f" {num_choices * num_prompts} choices; the limit is max-choices = {max_choices}",
+            f"n is {num_choices}, for {prompts}: {num_choices * num_prompts} choices;"
+            f" the limit is max-choices = {max_choices}",
             param="prompt" if num_choices == 1 else "n",
         )
     return num_choices
