@@ -30,7 +30,7 @@ CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
         (["serve", "--port", "x"], 2, "port: 'x'"),
     ],
 )
-def test_first_commands_of_a_newcomer_work(
+def test_a_first_command_gets_its_answer(
     monkeypatch, capsys, words: list[str], code: int, text: str
 ):
     monkeypatch.setattr(sys, "argv", ["shoal", *words])
