@@ -41,9 +41,11 @@ $(SERVER): $(SOURCES)
 	$(call INSTALL,all)
 	touch $@
 
+# Tests compare all variants of the native code that this CPU can run.
 $(SETUP): $(SOURCES)
 	@echo 'Installing into .venv: a server, if it is not there yet, and the packages of tests, less than a gigabyte.'
 	$(call INSTALL,dev)
+	$(BIN)/python kernels/cpu/build.py --cpus this
 	touch $(SERVER) $@
 
 serve: $(SERVER) ## serve a model (PORT=9000, ARGS=FOLDER)

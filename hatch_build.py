@@ -19,12 +19,10 @@ class NativeCode(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         builder = self._builder()
         folder = Path(self.root) / FOLDER
-        # Variants of other CPUs are for packages that travel.
-        names = builder.for_this_cpu() if version == "editable" else None
-        if names and all((folder / builder.library_name(name)).exists() for name in names):
-            return
+        # Other variants are for packages that travel, and for tests.
+        cpus = "best" if version == "editable" else "all"
         try:
-            libraries = builder.build(folder, self._warn, names)
+            libraries = builder.build(folder, self._warn, cpus)
         except builder.BuildError as error:
             self._warn(f"{error}; CPUs will compute with torch alone")
             return

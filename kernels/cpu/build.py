@@ -1,22 +1,24 @@
 """Compiles the native code once for each kind of CPU. Needs only Python and a C++ compiler.
 
-python kernels/cpu/build.py [FOLDER]
+python kernels/cpu/build.py [--cpus all|this|best] [FOLDER]
 
-``pip install`` runs it; an editable installation gets the libraries of this CPU alone. FOLDER
-receives the libraries, by default the folder of the sources. The compiler is $CXX, else the
+``pip install`` runs it for all CPUs, an editable installation for the best variant of this CPU.
+FOLDER receives the libraries, by default the folder of the sources. The compiler is $CXX, else the
 system's, else that of the package ``ziglang``.
 """
 
+import argparse
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 SOURCES = Path(__file__).parent
@@ -48,7 +50,7 @@ VARIANTS = {
 }
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 FLAGS = [
-    *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
+    *("-std=c++17", "-O3", "-fPIC", "-pthread", "-fvisibility=hidden"),
     "-ffp-contract=off",  # the sources alone decide which operations are fused
     *("-fno-exceptions", "-fno-rtti", "-fno-sanitize=undefined", "-Wno-maybe-uninitialized"),
 ]
@@ -73,6 +75,19 @@ def for_this_cpu() -> list[str]:
     return [name for name, variant in VARIANTS.items() if variant.flags <= flags]
 
 
+def best_for_this_cpu() -> list[str]:
+    """The best variant, and the next one if it is AMX's, which a kernel may refuse to processes."""
+    names = for_this_cpu()
+    return names[: 2 if names[:1] == ["amx"] else 1]
+
+
+CPUS: dict[str, Callable[[], Iterable[str]]] = {
+    "all": lambda: VARIANTS,
+    "this": for_this_cpu,
+    "best": best_for_this_cpu,
+}
+
+
 def find_compiler() -> list[str] | None:
     """The command of a C++ compiler, or None."""
     if chosen := os.environ.get("CXX"):
@@ -91,48 +106,68 @@ def library_name(variant: str) -> str:
     return f"shoal_{variant}_{digest[:12]}.so"
 
 
-def build(
-    folder: Path, warn: Callable[[str], None], names: Iterable[str] | None = None
-) -> list[Path]:
-    """Compiles the variants ``names``, or all, into ``folder`` and returns their paths. A compiler
-    may be too old for the newest; ``warn`` receives a message for each. Raises BuildError if no
-    library was built."""
+def build(folder: Path, warn: Callable[[str], None], cpus: str = "all") -> list[Path]:
+    """Compiles the variants of CPUS that ``folder`` lacks, and returns the paths of all. A compiler
+    may be too old for the newest; ``warn`` receives a message for each. Raises BuildError without
+    any library."""
     if not is_for_us():
         raise BuildError(f"no native code for {platform.system()} on {platform.machine()}")
-    compiler = find_compiler()
-    if compiler is None:
-        raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
-    libraries = []
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        compiled = {
-            name: threads.submit(_compile, compiler, folder, name) for name in names or VARIANTS
-        }
-    for name, library in compiled.items():
-        try:
-            libraries.append(library.result())
-        except BuildError as error:
-            warn(f"no {name}: {error}")
+    variants = {name: folder / library_name(name) for name in CPUS[cpus]()}
+    missing = [name for name, library in variants.items() if not library.exists()]
+    for problem in _compile(missing, folder) if missing else ():
+        warn(problem)
+    current = {library_name(name) for name in VARIANTS}
+    for library in folder.glob("shoal_*.so"):
+        if library.name not in current:
+            library.unlink()
+    libraries = [library for library in variants.values() if library.exists()]
     if not libraries:
-        raise BuildError("the compiler builds no variant")
-    for other in set(folder.glob("shoal_*.so")) - set(libraries):
-        other.unlink()
+        raise BuildError("the compiler builds no variant" if variants else "this CPU has no AVX2")
     return libraries
 
 
-def _compile(compiler: list[str], folder: Path, variant: str) -> Path:
-    library = folder / library_name(variant)
-    sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))
-    unfinished = library.with_suffix(".tmp")
+def _compile(variants: Iterable[str], folder: Path) -> Iterator[str]:
+    """Yields the problem of each variant that could not be compiled. Raises BuildError."""
+    compiler = find_compiler()
+    if compiler is None:
+        raise BuildError("no C++ compiler found; install g++, clang++ or the package ziglang")
+    with (
+        TemporaryDirectory() as objects,
+        ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads,
+    ):
+        compiled = {
+            name: [
+                threads.submit(_compile_source, compiler, name, source, Path(objects))
+                for source in sorted(SOURCES.glob("*.cpp"))
+            ]
+            for name in variants
+        }
+        for name, parts in compiled.items():
+            library = folder / library_name(name)
+            unfinished = library.with_suffix(".tmp")
+            try:
+                paths = [each.result() for each in parts]
+                _run([*compiler, *FLAGS, "-shared", *paths, "-o", unfinished])
+            except BuildError as error:
+                yield f"no {name}: {error}"
+            else:
+                unfinished.rename(library)
+
+
+def _compile_source(compiler: list[str], variant: str, source: Path, folder: Path) -> Path:
+    made = folder / f"{variant}.{source.stem}.o"
     flags = [*FLAGS, *_machine_flags(compiler, VARIANTS[variant])]
-    command = [*compiler, *flags, *sources, "-o", str(unfinished)]
+    _run([*compiler, *flags, "-c", source, "-o", made])
+    return made
+
+
+def _run(command: list[str | Path]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise BuildError(f"{compiler[0]} does not start: {error}") from None
+        raise BuildError(f"{command[0]} does not start: {error}") from None
     if done.returncode:
-        unfinished.unlink(missing_ok=True)
-        raise BuildError(f"{' '.join(command)} failed:\n{done.stderr}")
-    return unfinished.rename(library)
+        raise BuildError(f"{' '.join(map(str, command))} failed:\n{done.stderr}")
 
 
 def _machine_flags(compiler: list[str], variant: Variant) -> list[str]:
@@ -145,6 +180,9 @@ def _machine_flags(compiler: list[str], variant: Variant) -> list[str]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else SOURCES
-    for made in build(folder, lambda problem: print(problem, file=sys.stderr)):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=SOURCES)
+    parser.add_argument("--cpus", choices=CPUS, default="all")
+    arguments = parser.parse_args()
+    for made in build(arguments.folder, lambda it: print(it, file=sys.stderr), arguments.cpus):
         print(made.name)

@@ -1,6 +1,6 @@
 """Operators of a native program and their packed arguments.
 
-The structures are those of ``program.cpp``, field by field. The objects that make them keep the
+The structures are those of ``program.h``, field by field. The objects that make them keep the
 memory of their pointers alive.
 """
 

@@ -37,6 +37,36 @@ def test_a_cpu_gets_the_variants_it_can_run(
     assert library.variants() == expected
 
 
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [("avx2", ["avx2"]), ("avx512bf16", ["avx512bf16"]), ("amx", ["amx", "avx512bf16"])],
+)
+def test_a_server_gets_the_best_variant_and_one_for_a_kernel_without_amx(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variant: str, expected: list[str]
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"flags : {' '.join(build.VARIANTS[variant].flags)}\n")
+    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
+    assert build.best_for_this_cpu() == expected
+
+
+def test_current_libraries_are_kept_and_outdated_ones_deleted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(build, "for_this_cpu", lambda: ["avx512", "avx2"])
+    made = {tmp_path / build.library_name(name) for name in ("amx", "avx512")}
+    for path in (*made, tmp_path / "shoal_avx2_000000000000.so"):
+        path.touch()
+    assert build.build(tmp_path, pytest.fail, "best") == [tmp_path / build.library_name("avx512")]
+    assert {*tmp_path.iterdir()} == made
+
+
+def test_a_cpu_without_a_variant_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build, "CPUINFO", tmp_path / "no such file")
+    with pytest.raises(build.BuildError, match="this CPU has no AVX2"):
+        build.build(tmp_path, pytest.fail, "this")
+
+
 def test_a_compiler_that_does_not_start_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

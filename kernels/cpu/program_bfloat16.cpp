@@ -1,0 +1,3 @@
+#include "program.h"
+
+EXPORT_PROGRAM(bfloat16, bf16)
