@@ -8,8 +8,8 @@ SERVER := .venv/.server
 SETUP := .venv/.ready
 CLIENTS := .venv-clients/.ready
 PAGE := .venv-page/.ready
-# Tests mostly wait for processes, so three run at once on two cores.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --durations 20
+# Tests often wait for processes, so four run at once on two cores.
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --durations 20
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
 INTERPRETED = TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist worksteal --durations 20 tests/kernels/interpreted
 # Without torch and without a model.
