@@ -4,8 +4,6 @@
 // with one adapter are adjacent.
 #pragma once
 
-#include <algorithm>
-
 #include "adapt.h"
 
 inline Scratch<int32_t> changed_numbers;
@@ -30,7 +28,7 @@ struct ExpertChanges {
     order = changed_numbers.of(2 * (size_t)num_tokens + num_pairs);
     adapters = order + num_tokens, numbers = adapters + num_tokens;
     for (int i = 0; i < num_pairs; i++) numbers[i] = i;
-    std::fill_n(adapters, num_tokens, -1);
+    for (int t = 0; t < num_tokens; t++) adapters[t] = -1;
     int num = 0;
     for (int i = 0; i < op->rows->num_segments; i++) {
       const Segment& segment = op->rows->segments[i];

@@ -17,7 +17,7 @@ struct BlockStrides {
 template <class W>
 constexpr float HIGHEST_CODE = 127;
 template <>
-constexpr float HIGHEST_CODE<fp8> = 448;
+inline constexpr float HIGHEST_CODE<fp8> = 448;
 
 // Elements divided by their scale → quantized values, rounded to nearest.
 #ifdef __AVX512F__

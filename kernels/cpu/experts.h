@@ -117,7 +117,8 @@ void run_experts(const Experts& experts, const Takers& takers, const Adapt* adap
     size_t token = at / num_experts;
     int32_t* chosen = pairs.chosen + token * num_chosen;
     route(routing, logits + at, chosen, weights + token * num_chosen);
-    if (!takers.has(token)) std::fill_n(chosen, num_chosen, num_experts);
+    if (!takers.has(token))
+      for (int i = 0; i < num_chosen; i++) chosen[i] = num_experts;
   });
   pairs.arrange(num_tokens, routing, changes.order);
   if (experts.counts)

@@ -50,7 +50,7 @@ struct nibble {};  // a quantized value of four bits
 template <class C>
 constexpr int CODE_BITS = 8;
 template <>
-constexpr int CODE_BITS<nibble> = 4;
+inline constexpr int CODE_BITS<nibble> = 4;
 
 // A packed tile and its groups from some k on, for rows from some row on.
 template <class C>

@@ -4,8 +4,6 @@
 // the other rows and columns: a row's result does not depend on the other rows of its batch.
 #pragma once
 
-#include <type_traits>
-
 #include "groups.h"
 #include "pool.h"
 #include "unpack.h"
@@ -38,7 +36,7 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
       clear<ROWS, TILES>(sums);
     else
       load_sums<ROWS, TILES>(sums, out, out_stride);
-    if constexpr (!std::is_pointer<Tile>::value)
+    if constexpr (!IS_POINTER<Tile>)
       multiply_groups<ROWS, TILES>(rows, stride, tiles, k, sums);
     else if (fetches)
       multiply<T, ROWS, TILES, true>(rows, stride, tiles, k, sums);
@@ -122,9 +120,9 @@ template <class T, class W, class Out>
 struct Product {
   typedef typename Packed<W>::Tile Tile;
   typedef Factor<T> Number;
-  static constexpr bool IS_DENSE = std::is_same<T, W>::value;
-  static constexpr bool IS_WIDE = std::is_same<Number, float>::value;
-  static constexpr bool WIDENS = IS_WIDE && !std::is_same<T, float>::value;
+  static constexpr bool IS_DENSE = IS_SAME<T, W>;
+  static constexpr bool IS_WIDE = IS_SAME<Number, float>;
+  static constexpr bool WIDENS = IS_WIDE && !IS_SAME<T, float>;
   static constexpr bool DECODES = IS_WIDE && !IS_DENSE;  // to scaled values in float32
   static constexpr bool SUMS_GROUPS = HAS_GROUPS<W> && !IS_WIDE;
 
@@ -259,9 +257,9 @@ struct Product {
                                        keeps(part.num_rows) ? values : nullptr);
     };
     if constexpr (HAS_GROUPS<W>)
-      w.has_zeros ? decode(std::true_type()) : decode(std::false_type());
+      w.has_zeros ? decode(Flag<true>()) : decode(Flag<false>());
     else
-      decode(std::false_type());
+      decode(Flag<false>());
     run_passes(part, num, sums, false,
                [&](int t, int) { return (const float*)values + t * part.depth * LANES; });
   }

@@ -9,12 +9,12 @@
 #include "words.h"
 
 template <>
-constexpr bool CAN_ROUND<Grouped<nibble>> = true;
+inline constexpr bool CAN_ROUND<Grouped<nibble>> = true;
 #ifdef __AVX512VNNI__  // without it, values of eight bits gain nothing
 template <>
-constexpr bool CAN_ROUND<int8_t> = true;
+inline constexpr bool CAN_ROUND<int8_t> = true;
 template <>
-constexpr bool CAN_ROUND<Grouped<int8_t>> = true;
+inline constexpr bool CAN_ROUND<Grouped<int8_t>> = true;
 #endif
 
 // Group size of rows for weights with one scale per output; grouped weights have their own group

@@ -11,6 +11,20 @@
 
 constexpr int LANES = 16;
 
+// As in <type_traits>, which is of the C++ library: the compiler of ziglang comes without.
+template <class A, class B>
+constexpr bool IS_SAME = false;
+template <class A>
+constexpr bool IS_SAME<A, A> = true;
+template <class A>
+constexpr bool IS_POINTER = false;
+template <class A>
+constexpr bool IS_POINTER<A*> = true;
+template <bool B>
+struct Flag {
+  static constexpr bool value = B;
+};
+
 #ifdef __AVX512F__
 
 typedef __m512 f32x16;

@@ -16,7 +16,7 @@ template <class T>
 constexpr bool USES_TILES = false;
 #ifdef SHOAL_TILES
 template <>
-constexpr bool USES_TILES<bf16> = true;
+inline constexpr bool USES_TILES<bf16> = true;
 #endif
 
 // Operand of ldtilecfg.

@@ -1,10 +1,13 @@
 """Compilation and discovery of the native code."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from kernels.cpu import build, library
+
+SYSTEM_HEADER = re.compile(r"^#include <(.+)>", re.MULTILINE)
 
 
 def test_every_build_is_there_and_the_best_is_taken() -> None:
@@ -99,6 +102,14 @@ def test_a_compiler_that_is_too_old_for_a_build_is_quoted_and_makes_the_others(
     (problem,) = problems
     assert problem.startswith("no amx: ")
     assert "never heard of it" in problem
+
+
+def test_sources_need_headers_of_c_alone() -> None:
+    """The compiler of the package ziglang comes without the C++ library."""
+    sources = [*build.SOURCES.glob("*.h"), *build.SOURCES.glob("*.cpp")]
+    headers = {name for path in sources for name in SYSTEM_HEADER.findall(path.read_text())}
+    assert headers
+    assert {name for name in headers if not name.endswith(".h")} == set()
 
 
 def test_without_any_compiler_the_remedy_is_named(
