@@ -8,6 +8,7 @@ import sys
 
 from cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG
 from cli.run_directory import RunDirectory
+from cli.settings_help import show_help
 from cli.supervisor import StartFailedError, Supervisor
 from cli.table import Screen
 from shared.errors import ConfigError
@@ -22,6 +23,7 @@ from shared.settings.translate import LISTS, TRUTHS, VALUE, name_of
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 after a drain, 1 if a service cannot start, 2 for a wrong setting,
     130 for a second Ctrl-C."""
+    show_help(ServeConfig, "shoal serve", arguments)
     try:
         config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
         locate_model(config.model)
