@@ -16,8 +16,8 @@ from shared.link.tcp import listen_on_both
 from shared.model_location import locate_model
 from shared.settings.known import NAMES
 from shared.settings.load import load_settings
+from shared.settings.names_elsewhere import LISTS, TRUTHS, VALUE
 from shared.settings.serve import ServeConfig
-from shared.settings.translate import LISTS, TRUTHS, VALUE, name_of
 
 
 def main(arguments: list[str]) -> int:
@@ -59,7 +59,7 @@ def _is_stray(arguments: list[str]) -> bool:
     if not others:
         return False
     flag, is_joined, _ = others[-1].partition("=")
-    name = name_of(flag).partition(".")[0]
+    name = NAMES.name_of(flag).partition(".")[0]
     if name in LISTS:
         return bool(is_joined)
     takes_value = not is_joined and _takes_value(name, last)

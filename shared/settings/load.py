@@ -10,9 +10,10 @@ from pydantic_settings import CliSettingsSource, InitSettingsSource, SettingsErr
 
 from shared.errors import ConfigError
 from shared.settings.base import Settings
+from shared.settings.known import NAMES
 from shared.settings.serve import ServeConfig
 from shared.settings.sources import advised, merging, one_line
-from shared.settings.translate import our_flags, our_settings
+from shared.settings.translate import our_settings
 
 Config = TypeVar("Config", bound=Settings)
 
@@ -26,7 +27,7 @@ def load_settings(
     """
     with _one_line_each({*cls.model_fields, *others}, prog):
         flags: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=our_flags(argv, cls.model_fields.keys()), cli_prog_name=prog
+            cls, cli_parse_args=NAMES.flags(argv, cls.model_fields.keys()), cli_prog_name=prog
         )
         settings: Config = merging(cls, flags, ServeConfig.model_fields.keys())()
         return settings
