@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from shared.link.address import admin_path, checked
 from shared.link.peer import Handler
 from shared.process.metrics import show_service
-from shared.process.standby import is_fit, state_of
+from shared.process.report import is_fit, state_of
 from shared.settings.base import Settings
 from shared.wire.messages import ServiceName, Stats
 

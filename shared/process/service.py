@@ -23,7 +23,7 @@ from shared.link.address import make_private_directory
 from shared.link.peer import Handler
 from shared.process import log as logs
 from shared.process.admin import AdminServer
-from shared.process.standby import is_fit
+from shared.process.report import is_fit
 from shared.settings.base import Settings
 from shared.settings.environment import SUPERVISOR_FD
 from shared.settings.load import load_settings
