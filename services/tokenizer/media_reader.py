@@ -89,10 +89,6 @@ class MediaReader:
 MakeMedia = Callable[[TextModel, Path, TokenizerConfig], MediaReader]
 
 
-def no_media(text: TextModel, folder: Path, config: TokenizerConfig) -> MediaReader:
-    return MediaReader()
-
-
 def media_of(messages: Sequence[Message]) -> list[int]:
     """The numbers of the media in ``messages``, which were checked, in their order."""
     return [part["media"] for _, part in _parts(messages)]

@@ -176,12 +176,12 @@ class TextModel:
         """A conversation as the text that the model reads."""
         try:
             return render_prompt(
-                self.templates,
-                self.special_tokens,
-                messages,
-                options,
-                self.max_chars,
-                self._template_kwargs,
+                templates=self.templates,
+                special_tokens=self.special_tokens,
+                messages=messages,
+                options=options,
+                max_chars=self.max_chars,
+                defaults=self._template_kwargs,
             )
         except TooMuchText as error:
             raise self.too_long(f"has {error}") from None

@@ -163,13 +163,13 @@ async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
         requests.submit(gateway, *submitted("r", num_choices=2))
     request = requests._open.get("r", 1)
     assert request is not None
-    assert (gateway.sent, request.prompt_ids is None) == ([], False)
+    assert (gateway.sent, request.answer is None) == ([], False)
     requests.accept(Accepted("r", 1))
     requests.accept(Accepted("r", 1))  # twice, unlike a real scheduler
     ((accepted, arrays),) = gateway.sent
     assert accepted == Accepted("r", 1)
     assert text.decode(arrays.ids.tolist()) == "Who leads?"
-    assert request.prompt_ids is None
+    assert request.answer is None
     assert request.num_prompt_tokens == len(arrays.ids)
     requests.lose(gateway)
 
