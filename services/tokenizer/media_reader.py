@@ -64,11 +64,7 @@ class MediaReader:
     more_kinds: tuple[MediumKind, ...] = ()
 
     async def read(
-        self,
-        message: Submit | Convert,
-        files: Sequence[Array],
-        salt: str,
-        owner: str,
+        self, message: Submit | Convert, files: Sequence[Array], salt: str, owner: str
     ) -> PromptMedia:
         """Reads the ``files`` [n] uint8 of ``message.media``, of a Convert the sizes alone. API
         keys (``owner``) share processes; only prompts with the same ``salt`` share pixels.

@@ -13,14 +13,7 @@ from shared.process.log import log_end
 from shared.process.open_requests import OPEN_REQUESTS
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions, read_options
-from shared.wire.messages import (
-    MAX_LEFT_OUT,
-    MAX_NAME_CHARS,
-    Accepted,
-    Cancel,
-    RequestKey,
-    Submit,
-)
+from shared.wire.messages import MAX_LEFT_OUT, MAX_NAME_CHARS, Accepted, Cancel, RequestKey, Submit
 
 MAX_DIGITS = 10  # of the number of a choice
 

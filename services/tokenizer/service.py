@@ -143,7 +143,7 @@ class TokenizerService:
         )
         self._text = TextModel(location.folder, model.max_model_len, model.vocab_size, settings)
         self._media = MEDIA[0](self._text, location.folder, config)
-        written = self._text.token_bytes()
+        written = self._text.token_bytes
         self._vocabulary = (
             np.frombuffer(b"".join(written), np.uint8),
             np.array([len(each) for each in written], np.int32),

@@ -95,18 +95,15 @@ class TextModel:
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
     for megabytes takes seconds. All ids are below ``vocab_size``; ``end_ids`` end a text, and
-    tokens of ``partial_ids`` are not whole characters. ``tools`` and ``reasoning`` are the model's
-    formats for tool calls and reasoning. ``num_token_ids`` counts the ids of the tokenizer, some
-    of which the model may lack. ``description`` is the folder's description of the tokenizer.
-    ``pair_template`` writes a query and a document; None: they are encoded side by side.
+    tokens of ``partial_ids`` are not whole characters; ``token_bytes`` has each id as text.
+    ``tools`` and ``reasoning`` are the model's formats for tool calls and reasoning.
+    ``num_token_ids`` counts the ids of the tokenizer, some of which the model may lack.
+    ``description`` is the folder's description of the tokenizer. ``pair_template`` writes a query
+    and a document; None: they are encoded side by side.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        max_model_len: int,
-        vocab_size: int,
-        settings: ChatSettings = DEFAULTS,
+        self, folder: Path, max_model_len: int, vocab_size: int, settings: ChatSettings = DEFAULTS
     ) -> None:
         config = read_json(folder / "tokenizer_config.json")
         self._tokenizer = _load_tokenizer(folder)
@@ -114,8 +111,8 @@ class TextModel:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_texts = {skips: _added_texts(added, skips) for skips in (True, False)}
-        self._token_bytes = token_bytes(self._tokenizer, vocab_size)
-        self.partial_ids = frozenset(partial_ids(self._token_bytes))
+        self.token_bytes = token_bytes(self._tokenizer, vocab_size)
+        self.partial_ids = frozenset(partial_ids(self.token_bytes))
         self.end_ids = read_eos_ids(folder, vocab_size)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -193,7 +190,7 @@ class TextModel:
 
     def seam(self, prompt: Array) -> Seam:
         """Where a text goes on from ``prompt``."""
-        return seam_of(prompt[-NUM_SEAM_IDS:].tolist(), self._token_bytes)
+        return seam_of(prompt[-NUM_SEAM_IDS:].tolist(), self.token_bytes)
 
     def encode_exactly(self, text: str) -> list[int]:
         """The ids of a short text and of nothing else."""
@@ -227,10 +224,6 @@ class TextModel:
     def added_texts(self, skips_special_tokens: bool) -> dict[int, str]:
         """The text written for each added token, by id."""
         return self._added_texts[skips_special_tokens]
-
-    def token_bytes(self) -> list[bytes]:
-        """How each id is written, alone."""
-        return self._token_bytes
 
     def to_json(self) -> str:
         """The content of a tokenizer.json."""

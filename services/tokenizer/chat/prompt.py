@@ -93,21 +93,8 @@ def _cut_at_end(prompt: str) -> str:
 
 # A null in place of one of these says no more than its absence.
 _NULLABLE = {
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "description",
-    "enum",
-    "format",
-    "items",
-    "oneOf",
-    "parameters",
-    "pattern",
-    "properties",
-    "required",
-    "strict",
-    "title",
-    "type",
+    *("additionalProperties", "allOf", "anyOf", "description", "enum", "format", "items", "oneOf"),
+    *("parameters", "pattern", "properties", "required", "strict", "title", "type"),
 }
 _SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _DATA = {"const", "default", "enum", "examples", "required"}
