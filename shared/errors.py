@@ -107,10 +107,7 @@ class RequestError(ShoalError):
     @staticmethod
     def from_failed(failed: Failed) -> "RequestError":
         error = RequestError(
-            failed.message,
-            param=failed.param,
-            code=failed.code,
-            retry_after_s=failed.retry_after_s,
+            failed.message, param=failed.param, code=failed.code, retry_after_s=failed.retry_after_s
         )
         error.status, error.type = failed.status, failed.error_type
         return error

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
-from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from aiohttp import web
@@ -67,12 +66,7 @@ class AdminServer:
         await self._site().start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._runner.cleanup()
         self._path.unlink(missing_ok=True)
 

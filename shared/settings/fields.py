@@ -95,10 +95,7 @@ WeightForm = Annotated[
 ]
 Role = Annotated[WorkerRole, _values_of("worker_role")]
 Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], _values_of("dtype")]
-LoadFormat = Annotated[
-    Literal["auto", "safetensors", "dummy"],
-    _values_of("load_format"),
-]
+LoadFormat = Annotated[Literal["auto", "safetensors", "dummy"], _values_of("load_format")]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_object)]
 NumTokens = Annotated[int | None, BeforeValidator(_read_tokens)]
 KVCacheDtype = Annotated[Literal["auto", "none", "int8", "fp8"], _values_of("kv_cache_dtype")]
