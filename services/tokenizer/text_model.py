@@ -25,7 +25,7 @@ from services.tokenizer.detokenize import (
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
 from services.tokenizer.pairs.template import find_pair_template
-from shared.errors import InvalidRequest
+from shared.errors import ConfigError, InvalidRequest
 from shared.model_folder import TOKENIZER_FILE, find_file, read_eos_ids
 from shared.text.utf8 import MAX_CHAR_BYTES
 from shared.wire.codec import Array
@@ -258,10 +258,14 @@ class TextModel:
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:
-    """Raises ConfigError if the folder has none."""
+    """Raises ConfigError if the folder has none, or a broken one."""
     # Else batches go to threads that all of them share, and a long text holds up a short one.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return Tokenizer.from_file(str(find_file(folder, TOKENIZER_FILE)))
+    path = find_file(folder, TOKENIZER_FILE)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no type for it
+        raise ConfigError(f"model: {path}: {error}") from None
 
 
 def _description(config: dict[str, Any], template: str) -> dict[str, Any]:
