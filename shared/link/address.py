@@ -85,4 +85,4 @@ def _check_parent(directory: Path) -> None:
     status = directory.stat()
     is_open = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
     if is_open or status.st_uid not in (0, os.getuid()):
-        raise ConfigError(f"mesh-dir: others can replace what lies in {directory}")
+        raise ConfigError(f"mesh-dir: other users can replace the contents of {directory}")

@@ -144,8 +144,8 @@ class Link:
             endpoint = Endpoint.parse(tcp)
             address = tcp_address(endpoint.host, endpoint.port_of(self.hello.service, service))
             self._listeners.append(Listener(self._context, address, service, self))
-            who = f"{service}s by their key" if self._keys else "any peer that sends Hello"
-            log.info("listening on %s for %s", self.addresses[-1], who)
+            admitted = f"{service}s by their key" if self._keys else "any peer that sends Hello"
+            log.info("listening on %s for %s", self.addresses[-1], admitted)
 
     def dial(
         self,
@@ -312,7 +312,7 @@ class Link:
                 self.drop(peer, f"silent for {limit_s:g} s")
 
     def drop(self, peer: Peer, reason: str) -> None:
-        """Ends the epoch of ``peer``, whichever endpoint it came through."""
+        """Ends the epoch of ``peer`` at its endpoint."""
         for endpoint in self._endpoints():
             endpoint.drop(peer, reason)
 
