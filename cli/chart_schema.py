@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shared.settings.help import SERVICES
+from cli.settings_help import SERVICES
 
 SCHEMA = Path(__file__).parents[1] / "compose" / "helm" / "shoal" / "values.schema.json"
 # Set by the chart or its images; API keys and tokens belong into a Secret.

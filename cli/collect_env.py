@@ -15,9 +15,10 @@ from typing import Any
 from cli.command import run
 from cli.exit_codes import OK
 from cli.flags import Parser
+from cli.processor import cpu_features, cpu_field
 from kernels.cpu.build import VARIANTS
 from kernels.cpu.library import find_variant, variants
-from shared.process.cores import cpu_features, cpu_field, num_cores, numa_nodes, read_text
+from shared.process.cores import num_cores, numa_nodes, read_text
 from shared.settings.environment import PREFIX
 from shared.settings.serve import ServeConfig
 from shared.settings.sources import SECRET_SETTINGS

@@ -9,6 +9,8 @@ from cli.commands import COMMANDS, SERVICES
 from cli.exit_codes import INTERRUPTED, OK, WRONG
 from shared.version import VERSION
 
+HELP = ("-h", "--help")
+
 
 def main() -> None:
     command, *arguments = sys.argv[1:] or ["--help"]
@@ -18,8 +20,8 @@ def main() -> None:
         except KeyboardInterrupt:  # also during the module's import, which may take seconds
             sys.exit(INTERRUPTED)
     if command in SERVICES:
-        os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])
-    if command in ("-h", "--help", "help"):
+        _run_service(command, arguments)
+    if command in (*HELP, "help"):
         print(usage())
         sys.exit(OK)
     if command == "--version":
@@ -29,6 +31,15 @@ def main() -> None:
     hint = f"; did you mean {near[0]}?" if near else ""
     print(f"shoal: no such command: {command}{hint}\n\n{usage()}", file=sys.stderr)
     sys.exit(WRONG)
+
+
+def _run_service(name: str, arguments: list[str]) -> None:
+    """Replaces this process, unless the help is wanted."""
+    if any(each.partition("=")[0] in HELP for each in arguments):
+        from cli.settings_help import SERVICES, show_help
+
+        show_help(SERVICES[name], f"shoal {name}", arguments)
+    os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{name}", *arguments])
 
 
 def usage() -> str:

@@ -9,7 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shared.errors import ConfigError
-from shared.link.address import make_private_directory, sockets_of
+from shared.link.address import (
+    admin_path,
+    make_private_directory,
+    rank_instance,
+    ranks_path,
+)
 from shared.wire.messages import ServiceName
 
 PREFIX = "serve-"
@@ -74,3 +79,14 @@ def _try_lock(directory: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def sockets_of(directory: Path, service: ServiceName, instance: str) -> set[Path]:
+    """All sockets bound by one process, and by the other ranks of a worker with it."""
+    patterns = (
+        f"{service}-{instance}.sock",
+        f"{service}.*-{instance}.sock",
+        f"admin.{service}-{rank_instance(instance, '*')}.sock",
+    )
+    bound = {path for pattern in patterns for path in directory.glob(pattern)}
+    return bound | {admin_path(directory, service, instance), ranks_path(directory, instance)}

@@ -8,6 +8,7 @@ import sys
 
 from cli.exit_codes import FAILED, INTERRUPTED, OK, WRONG
 from cli.run_directory import RunDirectory
+from cli.settings_help import show_help
 from cli.supervisor import StartFailedError, Supervisor
 from cli.table import Screen
 from shared.errors import ConfigError
@@ -15,13 +16,14 @@ from shared.link.tcp import listen_on_both
 from shared.model_location import locate_model
 from shared.settings.known import NAMES
 from shared.settings.load import load_settings
+from shared.settings.names_elsewhere import LISTS, TRUTHS, VALUE
 from shared.settings.serve import ServeConfig
-from shared.settings.translate import LISTS, TRUTHS, VALUE, name_of
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 after a drain, 1 if a service cannot start, 2 for a wrong setting,
     130 for a second Ctrl-C."""
+    show_help(ServeConfig, "shoal serve", arguments)
     try:
         config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
         locate_model(config.model)
@@ -57,7 +59,7 @@ def _is_stray(arguments: list[str]) -> bool:
     if not others:
         return False
     flag, is_joined, _ = others[-1].partition("=")
-    name = name_of(flag).partition(".")[0]
+    name = NAMES.name_of(flag).partition(".")[0]
     if name in LISTS:
         return bool(is_joined)
     takes_value = not is_joined and _takes_value(name, last)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic.fields import FieldInfo
 
-from shared.settings.help import TITLES, default_of, fields_of, values_of
+from cli.settings_help import TITLES, default_of, fields_of, values_of
 from shared.settings.serve import SETTINGS_OF_ONE_SERVICE
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"

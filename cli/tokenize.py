@@ -79,7 +79,7 @@ def _locally(options: argparse.Namespace, text: str) -> Tokenized:
             ids = model.encode(text, not options.no_special)
     except InvalidRequest as error:
         raise ConfigError(error.message) from None
-    written = model.token_bytes()
+    written = model.token_bytes
     texts = [written[each].decode(errors="replace") for each in ids.tolist()]
     return Tokenized(len(ids), ids.tolist(), texts)
 

@@ -15,6 +15,8 @@ ShoalError
     └── Unavailable            503, with the seconds to wait
 """
 
+import os
+
 from shared.text.surrogates import without_halves
 from shared.wire.messages import MAX_NAME_CHARS, Failed
 
@@ -37,6 +39,15 @@ STORE_FAILED = "response_store_failed"
 # Codes of errors found by a worker.
 NO_TOKEN_ALLOWED = "no_token_allowed"
 GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
+
+
+def text_of_fault(error: Exception) -> str:
+    """The reason why a server cannot be reached; its caller names the server."""
+    failure = getattr(error, "os_error", None)  # of an aiohttp.ClientConnectorError
+    if isinstance(failure, OSError):
+        number = failure.errno or 0  # below 0 for a name that is not found
+        return os.strerror(number) if number > 0 else str(failure.strerror)
+    return str(error) or type(error).__name__
 
 
 class ShoalError(Exception):
@@ -96,10 +107,7 @@ class RequestError(ShoalError):
     @staticmethod
     def from_failed(failed: Failed) -> "RequestError":
         error = RequestError(
-            failed.message,
-            param=failed.param,
-            code=failed.code,
-            retry_after_s=failed.retry_after_s,
+            failed.message, param=failed.param, code=failed.code, retry_after_s=failed.retry_after_s
         )
         error.status, error.type = failed.status, failed.error_type
         return error

@@ -119,7 +119,8 @@ def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
             for each in (config, config.text_config or _EndConfig()):
                 value = each.eos_token_id
                 ids |= {value} if isinstance(value, int) else set(value or ())
-    return sorted((ids | _tokenizer_eos_ids(folder)) & set(range(vocab_size)))
+    ids |= _tokenizer_eos_ids(folder)
+    return sorted(each for each in ids if 0 <= each < vocab_size)
 
 
 def _tokenizer_eos_ids(folder: Path) -> set[int]:
@@ -167,8 +168,8 @@ def find_file(folder: Path, name: str) -> Path:
 def decode_json(path: Path, kind: type[T]) -> T:
     """The file's content as ``kind``, ignoring other keys. It may have Infinity, which Python
     writes and JSON lacks. Raises ConfigError."""
-    content = path.read_bytes()
     try:
+        content = path.read_bytes()
         try:
             return msgspec.json.decode(content, type=kind)
         except msgspec.DecodeError:
@@ -177,8 +178,10 @@ def decode_json(path: Path, kind: type[T]) -> T:
             return msgspec.convert(json.loads(content), kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"model: {path}: {error}") from None
-    except (msgspec.MsgspecError, ValueError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"model: {path} is not JSON: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"model: {path} cannot be read: {error.strerror}") from None
 
 
 def _check_length(wanted: int | None, limit: int) -> int:

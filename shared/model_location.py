@@ -28,7 +28,6 @@ FORMATS: dict[str, str] = {
 TOKENIZERS: list[str] = [
     "shared.formats.older_tokenizer",
 ]
-WEIGHTS = "*.safetensors", *(f"*{end}" for end in FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +71,6 @@ def in_other_format(path: Path) -> ModelLocation | None:
     """The model at ``path``, if its weights or its tokenizer are. Raises ConfigError."""
     found = (import_module(name).find(path) for name in (*FORMATS.values(), *TOKENIZERS))
     return next((ModelLocation(*each) for each in found if each), None)
-
-
-def cached_models() -> list[ModelLocation]:
-    """The models in the Hugging Face cache, by name: the snapshot of ``main``, or the newest."""
-    from huggingface_hub import constants
-
-    found = []
-    for repository in sorted(Path(constants.HF_HUB_CACHE).glob("models--*")):
-        snapshots = sorted(
-            (repository / "snapshots").glob("*"), key=lambda each: each.stat().st_mtime
-        )
-        if not snapshots:
-            continue
-        main = repository / "refs" / "main"
-        wanted = repository / "snapshots" / (main.read_text().strip() if main.is_file() else "")
-        name = repository.name.removeprefix("models--").replace("--", "/")
-        found.append(ModelLocation(name, wanted if wanted in snapshots else snapshots[-1]))
-    return found
-
-
-def weights_bytes(folder: Path) -> int:
-    """Size of the weights, following links."""
-    files = (file for pattern in WEIGHTS for file in folder.glob(pattern))
-    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def _find_snapshot(name: str, revision: str | None) -> Path:

@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 
 from cli.session import session_with
-from shared.errors import ShoalError
-from shared.sender import PASSING, Reply, Sender, text_of_fault
+from shared.client.sender import PASSING, Reply, Sender
+from shared.errors import ShoalError, text_of_fault
 
 MAX_OPEN_REQUESTS = 256
 RETRY_S = 300.0  # a mesh restarts its services meanwhile

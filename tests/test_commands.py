@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cli.commands import COMMANDS
 from cli.manual import PAGE, PARTS, help_of
-from shared.settings.help import SERVICES as SETTINGS
+from cli.settings_help import SERVICES as SETTINGS
 from shared.settings.serve import ServeConfig
 from shared.settings.worker import WorkerConfig
 from tests.test_links import PAGES

@@ -33,7 +33,7 @@ ONLY_IN = {
             "cli/plan/machine.py",
         ),
     ),
-    "huggingface_hub": ("shared/model_location.py",),
+    "huggingface_hub": ("shared/model_location.py", "cli/models/found.py"),
     "transformers": (
         *("services/tokenizer/", "services/worker/"),
         *("shared/foreign_config.py", "shared/formats/older_tokenizer.py"),
@@ -121,7 +121,7 @@ COMMANDS_MAY_IMPORT = {
     # The text held out of the embedded model's training.
     "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
     # Uses the worker's memory calculation, and the scheduler's code for simulations.
-    "cli/plan/footprint.py": ("shared.", "services.worker."),
+    "cli/plan/footprint.py": ("cli.", "shared.", "services.worker."),
     "cli/plan/machine.py": ("cli.", "shared.", "services.worker."),
     "cli/plan/replay.py": ("cli.", "shared.", "services.scheduler."),
     "cli/plan/simulated_worker.py": ("cli.", "shared.", "services.scheduler."),

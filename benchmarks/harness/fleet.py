@@ -14,7 +14,8 @@ from typing import Any, Protocol, cast
 import aiohttp
 
 from benchmarks.harness.ports import free_port
-from shared.link.address import admin_path, sockets_of
+from cli.run_directory import sockets_of
+from shared.link.address import admin_path
 from shared.wire.messages import ServiceName
 
 READY_TIMEOUT_S = 120

@@ -23,8 +23,8 @@ from cli.table import is_shown
 from shared.batch.check import Checked, check
 from shared.batch.results import ResultFile, WrongResults
 from shared.batch.run import BatchRun, Counts, Plan, read_results
+from shared.client.sender import BatchStopped, KeyRefused, Sender
 from shared.errors import ConfigError
-from shared.sender import BatchStopped, KeyRefused, Sender
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
 

@@ -15,8 +15,7 @@ from cli.bench.settings import Settings
 from cli.bench.stream import Stream, StreamError, message_of_body
 from cli.bench.workload import Request
 from cli.session import KEEPALIVE_S
-from shared.errors import ConfigError
-from shared.sender import text_of_fault
+from shared.errors import ConfigError, text_of_fault
 
 CONNECT_TIMEOUT_S = 30.0
 MAX_CLOSED = 32  # kept connections a request may find closed before it counts as failed

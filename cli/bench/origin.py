@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from cli.processor import cpu_features, cpu_field
 from shared.errors import ConfigError
-from shared.process.cores import cpu_features, cpu_field
 from shared.version import VERSION
 
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")

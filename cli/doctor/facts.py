@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.collect_env import collect, version_of
+from cli.models.found import weights_bytes
 from cli.placement import num_gpus
 from cli.run_directory import RunDirectory
 from cli.serve import check_port
@@ -21,7 +22,7 @@ from cli.server import NoServerError, RefusedError, Server
 from shared.errors import ConfigError
 from shared.link.address import admin_path, checked
 from shared.model_folder import TOKENIZER_FILE, find_file, weight_files
-from shared.model_location import locate_model, weights_bytes
+from shared.model_location import locate_model
 from shared.pooling import read_served_model
 from shared.process.cores import read_text
 from shared.settings.serve import ServeConfig

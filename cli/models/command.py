@@ -15,15 +15,10 @@ from cli.command import run
 from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.flags import Parser
+from cli.models.found import cached_models, weights_bytes
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL, find_file, weight_files
-from shared.model_location import (
-    FORMATS,
-    ModelLocation,
-    cached_models,
-    in_other_format,
-    weights_bytes,
-)
+from shared.model_location import FORMATS, ModelLocation, in_other_format
 
 COUNTS = {"B": 10**9, "M": 10**6, "K": 10**3, "": 1}
 SIZES = {" GiB": 1 << 30, " MiB": 1 << 20, " KiB": 1 << 10, " B": 1}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cli.models.found import WEIGHTS
 from services.worker.backends.torch_lm import HOST, TorchLM
 from services.worker.layers.embedding import TokenRows
 from services.worker.layers.experts import Experts
@@ -43,7 +44,7 @@ from services.worker.weights.online import ONLINE, Forms, Quantization
 from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
-from shared.model_location import WEIGHTS, locate_model
+from shared.model_location import locate_model
 from shared.pooling import encodes, read_served_model
 from shared.settings.worker import WorkerConfig
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.outbox import Outbox
-from services.tokenizer.request_table import OpenRequest, RequestTable
+from services.tokenizer.request_table import Key, OpenRequest, RequestTable
 from shared.errors import CodecError
 from shared.wire.messages import REPETITION_DETECTED, Finished, RunKind, TokenRow, Tokens
 from shared.wire.token_arrays import Layout, TokenArrays
@@ -21,9 +21,10 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
     requests or choices that are not open (any more) are skipped.
     """
     layout = Layout(tokens.rows, arrays)
-    found = _find(tokens, open_requests)
+    stopping = {(each.request, each.attempt) for each in tokens.finished if each.reason == "stop"}
+    found = _find(tokens, stopping, open_requests)
     outbox = Outbox(layout)
-    delivery = _Delivery(open_requests, outbox, _stopping(tokens))
+    delivery = _Delivery(open_requests, outbox, stopping)
     delivery.push_all(tokens.rows, found, arrays.ids.tolist())
     for finished in tokens.finished:
         delivery.finish(finished)
@@ -36,14 +37,13 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
     return delivery.ended
 
 
-def _find(tokens: Tokens, open_requests: RequestTable) -> list[Found | None]:
+def _find(tokens: Tokens, stopping: set[Key], open_requests: RequestTable) -> list[Found | None]:
     """The request and the choice of each row that are open. Raises CodecError unless every row
     continues its choice, drafts come before the tokens they are for, and a stopped choice has a
     token to stop at."""
     all_found: list[Found | None] = []
     next_positions: dict[tuple[str, int, bool], int] = {}
-    with_drafts: set[tuple[str, int]] = set()
-    stopping = _stopping(tokens)
+    with_drafts: set[Key] = set()
     for row in tokens.rows:
         found = open_requests.by_sequence(row.request, row.attempt)
         all_found.append(found)
@@ -72,20 +72,14 @@ def _find(tokens: Tokens, open_requests: RequestTable) -> list[Found | None]:
     return all_found
 
 
-def _stopping(tokens: Tokens) -> set[tuple[str, int]]:
-    return {(each.request, each.attempt) for each in tokens.finished if each.reason == "stop"}
-
-
 class _Delivery:
-    def __init__(
-        self, open_requests: RequestTable, outbox: Outbox, stopping: set[tuple[str, int]]
-    ) -> None:
+    def __init__(self, open_requests: RequestTable, outbox: Outbox, stopping: set[Key]) -> None:
         self._open = open_requests
         self._outbox = outbox
         self._stopping = stopping
-        self._stop_ids: dict[tuple[str, int], int] = {}
-        self._last_rows: dict[tuple[str, int], int] = {}  # of several, only the last one ends
-        self._drafts: dict[tuple[str, int], tuple[int, TokenRow]] = {}  # their tokens are to come
+        self._stop_ids: dict[Key, int] = {}
+        self._last_rows: dict[Key, int] = {}  # of several, only the last one ends
+        self._drafts: dict[Key, tuple[int, TokenRow]] = {}  # their tokens are to come
         self.ended: list[OpenRequest] = []
         self.num_tokens = 0
 

@@ -42,10 +42,6 @@ class GuideMaker:
 MakeGuides = Callable[[TextModel, Lanes], GuideMaker]
 
 
-def no_guides(text: TextModel, lanes: Lanes) -> GuideMaker:
-    return GuideMaker()
-
-
 def wants_guide(submit: Submit) -> bool:
     """True if a grammar might have to enforce a constraint on the text."""
     has_tools = submit.chat is not None and bool(submit.chat.tools)

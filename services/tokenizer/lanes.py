@@ -41,7 +41,7 @@ class _Lane:
 
     async def run(self, owner: str, work: Callable[[], Result]) -> Result:
         await self._slots.take(owner)
-        job = asyncio.get_running_loop().run_in_executor(self.threads, work)
+        job = asyncio.get_running_loop().run_in_executor(self.threads, _without_panics, work)
         job.add_done_callback(lambda job: self._end(owner, job))
         await asyncio.wait([job])  # if cancelled, we leave the thread to finish its work
         return job.result()
@@ -50,3 +50,14 @@ class _Lane:
         self._slots.give_back(owner)
         if not job.cancelled():
             job.exception()  # marks it as seen: a caller that was cancelled does not read it
+
+
+def _without_panics(work: Callable[[], Result]) -> Result:
+    """A panic of a library in Rust is no Exception, and would end the process: tokenizers panics if
+    its regular expressions need too many steps, for example for ten million blanks."""
+    try:
+        return work()
+    except Exception:
+        raise
+    except BaseException as panic:
+        raise RuntimeError(f"a library failed: {panic}") from panic

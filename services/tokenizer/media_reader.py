@@ -64,11 +64,7 @@ class MediaReader:
     more_kinds: tuple[MediumKind, ...] = ()
 
     async def read(
-        self,
-        message: Submit | Convert,
-        files: Sequence[Array],
-        salt: str,
-        owner: str,
+        self, message: Submit | Convert, files: Sequence[Array], salt: str, owner: str
     ) -> PromptMedia:
         """Reads the ``files`` [n] uint8 of ``message.media``, of a Convert the sizes alone. API
         keys (``owner``) share processes; only prompts with the same ``salt`` share pixels.
@@ -87,10 +83,6 @@ class MediaReader:
 
 
 MakeMedia = Callable[[TextModel, Path, TokenizerConfig], MediaReader]
-
-
-def no_media(text: TextModel, folder: Path, config: TokenizerConfig) -> MediaReader:
-    return MediaReader()
 
 
 def media_of(messages: Sequence[Message]) -> list[int]:

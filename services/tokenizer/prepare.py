@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -99,44 +100,13 @@ def prepare(
     )
     items = media.find_items(ids, numbers)
     media.check_room(items, len(ids), submit.params.max_tokens)
-    # A chat that is submitted again comes as ids, with its options.
-    output_start = model.output_start(ids, submit.chat)
-    params = submit.params
-    if num_second and params.pooling is not None:
-        pooling = msgspec.structs.replace(params.pooling, num_second=num_second)
-        params = msgspec.structs.replace(params, pooling=pooling)
-    if submit.text.bad_words:
-        bad_words = [*params.bad_words, *model.encode_words(submit.text.bad_words)]
-        params = msgspec.structs.replace(params, bad_words=bad_words)
-    room = max(1, model.max_model_len - len(ids))
-    if params.max_tokens is None:
-        params = _bounded(params, room, max_tokens)
-    elif submit.text.fits_max_tokens:
-        params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
-    seam = NO_SEAM
-    if submit.chat is None or submit.chat.continues_final_message:
-        seam = model.seam(ids)
-    choices = []
-    end = 0
-    for start in submit.choices:
-        begin, end = end, end + start.num_ids
-        stream, so_far = _stream(model, submit, seam), resumed[begin:end].tolist()
-        choices.append(
-            OpenChoice(
-                index=start.choice,
-                stream=stream,
-                resumed=so_far,
-                num_chars=start.num_chars,
-                num_prompt_scored=start.num_prompt_scored,
-                num_marks=start.num_marks,
-            )
-        )
     return Prepared(
         ids=ids,
-        params=params,
+        params=_params(model, submit, len(ids), num_second, max_tokens),
         resumed=resumed,
-        choices=choices,
-        start=output_start,
+        choices=_choices(model, submit, ids, resumed),
+        # A chat that is submitted again comes as ids, with its options.
+        start=model.output_start(ids, submit.chat),
         dropped=dropped,
         items=items,
         media=list(numbers),
@@ -152,6 +122,41 @@ def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
     if len({start.choice for start in submit.choices}) != len(submit.choices):
         raise InvalidRequest("a choice is there twice")
     model.check_ids(resumed)
+
+
+def _params(
+    model: TextModel, submit: Submit, num_ids: int, num_second: int, max_tokens: int | None
+) -> SamplingParams:
+    params = submit.params
+    if num_second and params.pooling is not None:
+        pooling = msgspec.structs.replace(params.pooling, num_second=num_second)
+        params = msgspec.structs.replace(params, pooling=pooling)
+    if submit.text.bad_words:
+        bad_words = [*params.bad_words, *model.encode_words(submit.text.bad_words)]
+        params = msgspec.structs.replace(params, bad_words=bad_words)
+    room = max(1, model.max_model_len - num_ids)
+    if params.max_tokens is None:
+        return _bounded(params, room, max_tokens)
+    if submit.text.fits_max_tokens:
+        return msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+    return params
+
+
+def _choices(model: TextModel, submit: Submit, ids: Array, resumed: Array) -> list[OpenChoice]:
+    is_continued = submit.chat is None or submit.chat.continues_final_message
+    seam = model.seam(ids) if is_continued else NO_SEAM
+    ends = accumulate(start.num_ids for start in submit.choices)
+    return [
+        OpenChoice(
+            index=start.choice,
+            stream=_stream(model, submit, seam),
+            resumed=resumed[end - start.num_ids : end].tolist(),
+            num_chars=start.num_chars,
+            num_prompt_scored=start.num_prompt_scored,
+            num_marks=start.num_marks,
+        )
+        for start, end in zip(submit.choices, ends, strict=True)
+    ]
 
 
 def _bounded(params: SamplingParams, room: int, max_tokens: int | None) -> SamplingParams:

@@ -13,16 +13,7 @@ from shared.process.log import log_end
 from shared.process.open_requests import OPEN_REQUESTS
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions, read_options
-from shared.wire.messages import (
-    MAX_LEFT_OUT,
-    MAX_NAME_CHARS,
-    NOTHING_DROPPED,
-    Cancel,
-    Dropped,
-    OutputStart,
-    RequestKey,
-    Submit,
-)
+from shared.wire.messages import MAX_LEFT_OUT, MAX_NAME_CHARS, Accepted, Cancel, RequestKey, Submit
 
 MAX_DIGITS = 10  # of the number of a choice
 
@@ -34,10 +25,9 @@ class OpenRequest:
     """One prompt of one gateway, with its choices that have not ended.
 
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
-    is the time for that, with the wait for a thread. From then until the gateway gets them with
-    Accepted there are ``prompt_ids``, ``start`` (the part of the output that the first token
-    belongs to), ``dropped``, ``left_out`` (keywords of its schemas that are not enforced) and
-    ``media`` (the numbers of those in the prompt).
+    is the time for that, with the wait for a thread. From then until the scheduler accepts it, it
+    holds the ``answer`` to the gateway with the ids of the prompt. ``left_out`` are the keywords of
+    its schemas that are not enforced.
     """
 
     submit: Submit
@@ -46,12 +36,9 @@ class OpenRequest:
     encoding: asyncio.Task[None] | None = None
     scheduler: Peer | None = None
     prepare_s: float | None = None
-    prompt_ids: Array | None = None
     num_prompt_tokens: int = 0
-    start: OutputStart = OutputStart.ANSWER
-    dropped: Dropped = NOTHING_DROPPED
+    answer: tuple[Accepted, Array] | None = None
     left_out: list[str] = field(default_factory=list)
-    media: list[int] = field(default_factory=list)
     choices: dict[int, OpenChoice] = field(default_factory=dict)
     observer: PromptObserver = UNOBSERVED
 

@@ -279,9 +279,16 @@ class Requests:
                 "no scheduler is connected", code=NO_SCHEDULER, retry_after_s=RETRY_AFTER_S
             )
         request.scheduler = scheduler
-        request.prompt_ids, request.num_prompt_tokens = prepared.ids, len(prepared.ids)
-        request.start, request.dropped = prepared.start, prepared.dropped
-        request.media = prepared.media
+        request.num_prompt_tokens = len(prepared.ids)
+        accepted = Accepted(
+            request=request.request,
+            attempt=request.attempt,
+            start=prepared.start,
+            dropped=prepared.dropped,
+            left_out=request.left_out,
+            media=prepared.media,
+        )
+        request.answer = accepted, prepared.ids
         request.choices = {choice.index: choice for choice in prepared.choices}
         scheduler.send(generate, prepared.ids, prepared.resumed, *prepared.pixels)
 
@@ -289,16 +296,9 @@ class Requests:
 
     def accept(self, accepted: Accepted) -> None:
         request = self._open.get(accepted.request, accepted.attempt)
-        if request is not None and request.prompt_ids is not None:
-            accepted = replace(
-                accepted,
-                start=request.start,
-                dropped=request.dropped,
-                left_out=request.left_out,
-                media=request.media,
-            )
-            request.gateway.send(accepted, request.prompt_ids)
-            request.prompt_ids = None
+        if request is not None and request.answer is not None:
+            request.gateway.send(*request.answer)
+            request.answer = None
 
     def fail(self, failed: Failed) -> None:
         """Ends all choices, because a request without one of them is worthless."""

@@ -12,11 +12,11 @@ import numpy as np
 from msgspec import Meta
 
 from services.tokenizer.adapters.relay import AdapterRelay
-from services.tokenizer.guide_maker import MakeGuides, no_guides
+from services.tokenizer.guide_maker import GuideMaker, MakeGuides
 from services.tokenizer.guides.guides import guides_for
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.media.reading import media_for
-from services.tokenizer.media_reader import MakeMedia, no_media
+from services.tokenizer.media_reader import MakeMedia, MediaReader
 from services.tokenizer.observer import Observer
 from services.tokenizer.requests import Requests
 from services.tokenizer.schedulers import Schedulers
@@ -27,7 +27,7 @@ from shared.link.extension import Extension, is_taken
 from shared.link.keys import load_keys
 from shared.link.link import Link
 from shared.link.peer import Peer
-from shared.model_folder import decode_json
+from shared.model_folder import GENERATION_CONFIG_FILE, decode_json
 from shared.model_location import locate_model
 from shared.pooling import read_served_model
 from shared.process.report import Inquiries, check_own, make_report
@@ -67,11 +67,11 @@ OBSERVERS: tuple[type[Observer], ...] = (
 )
 GUIDES: tuple[MakeGuides, ...] = (
     guides_for,
-    no_guides,
+    lambda text, lanes: GuideMaker(),
 )
 MEDIA: tuple[MakeMedia, ...] = (
     media_for,
-    no_media,
+    lambda text, folder, config: MediaReader(),
 )
 """Of each the first one serves."""
 EXTENSIONS: list[Callable[[Schedulers], Extension]] = [
@@ -134,16 +134,16 @@ class TokenizerService:
             location.folder, names, config.max_model_len, config.runner, config.pooler_config
         )
         settings = ChatSettings(
-            config.chat_template,
-            config.trust_request_chat_template,
-            config.tool_call_parser,
-            config.reasoning_parser,
-            config.pooler_config.classifier_from_token is not None,
-            config.default_chat_template_kwargs,
+            template=config.chat_template,
+            trusts_requests=config.trust_request_chat_template,
+            tool_parser=config.tool_call_parser,
+            reasoning_parser=config.reasoning_parser,
+            classifies_by_token=config.pooler_config.classifier_from_token is not None,
+            template_kwargs=config.default_chat_template_kwargs,
         )
         self._text = TextModel(location.folder, model.max_model_len, model.vocab_size, settings)
         self._media = MEDIA[0](self._text, location.folder, config)
-        written = self._text.token_bytes()
+        written = self._text.token_bytes
         self._vocabulary = (
             np.frombuffer(b"".join(written), np.uint8),
             np.array([len(each) for each in written], np.int32),
@@ -257,7 +257,6 @@ class TokenizerService:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
 
-FILE = "generation_config.json"
 AUTO, NONE = "auto", "none"
 OVERRIDE = "override-generation-config"
 
@@ -278,21 +277,18 @@ def read_defaults(
 
     Raises ConfigError for a folder without the file, and for values that are invalid in a request.
     """
-    folder = model if setting == AUTO else Path(setting)
-    path = folder / FILE
-    if setting == NONE or (setting == AUTO and not path.is_file()):
-        return _joined(SamplingDefaults(), None, _override(override))
-    if not path.is_file():
-        raise ConfigError(f"generation-config: {setting} is auto, none, or a folder with {FILE}")
-    config = decode_json(path, _GenerationConfig)
-    sampling, max_tokens = with_fields(SamplingDefaults(), config), config.max_new_tokens
-    return _joined(sampling, max_tokens, _override(override))
-
-
-def _joined(
-    sampling: SamplingDefaults, max_tokens: int | None, config: _GenerationConfig
-) -> tuple[SamplingDefaults, int | None]:
-    return with_fields(sampling, config), config.max_new_tokens or max_tokens
+    path = (model if setting == AUTO else Path(setting)) / GENERATION_CONFIG_FILE
+    configs = [_override(override)]
+    if path.is_file() and setting != NONE:
+        configs.insert(0, decode_json(path, _GenerationConfig))
+    elif setting not in (AUTO, NONE):
+        raise ConfigError(
+            f"generation-config: {setting} is auto, none, or a folder with {GENERATION_CONFIG_FILE}"
+        )
+    sampling, max_tokens = SamplingDefaults(), None
+    for config in configs:
+        sampling, max_tokens = with_fields(sampling, config), config.max_new_tokens or max_tokens
+    return sampling, max_tokens
 
 
 def _override(values: dict[str, Any]) -> _GenerationConfig:

@@ -25,7 +25,7 @@ from services.tokenizer.detokenize import (
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
 from services.tokenizer.pairs.template import find_pair_template
-from shared.errors import InvalidRequest
+from shared.errors import ConfigError, InvalidRequest
 from shared.model_folder import TOKENIZER_FILE, find_file, read_eos_ids
 from shared.text.utf8 import MAX_CHAR_BYTES
 from shared.wire.codec import Array
@@ -95,18 +95,15 @@ class TextModel:
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
     for megabytes takes seconds. All ids are below ``vocab_size``; ``end_ids`` end a text, and
-    tokens of ``partial_ids`` are not whole characters. ``tools`` and ``reasoning`` are the model's
-    formats for tool calls and reasoning. ``num_token_ids`` counts the ids of the tokenizer, some
-    of which the model may lack. ``description`` is the folder's description of the tokenizer.
-    ``pair_template`` writes a query and a document; None: they are encoded side by side.
+    tokens of ``partial_ids`` are not whole characters; ``token_bytes`` has each id as text.
+    ``tools`` and ``reasoning`` are the model's formats for tool calls and reasoning.
+    ``num_token_ids`` counts the ids of the tokenizer, some of which the model may lack.
+    ``description`` is the folder's description of the tokenizer. ``pair_template`` writes a query
+    and a document; None: they are encoded side by side.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        max_model_len: int,
-        vocab_size: int,
-        settings: ChatSettings = DEFAULTS,
+        self, folder: Path, max_model_len: int, vocab_size: int, settings: ChatSettings = DEFAULTS
     ) -> None:
         config = read_json(folder / "tokenizer_config.json")
         self._tokenizer = _load_tokenizer(folder)
@@ -114,8 +111,8 @@ class TextModel:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self._added_texts = {skips: _added_texts(added, skips) for skips in (True, False)}
-        self._token_bytes = token_bytes(self._tokenizer, vocab_size)
-        self.partial_ids = frozenset(partial_ids(self._token_bytes))
+        self.token_bytes = token_bytes(self._tokenizer, vocab_size)
+        self.partial_ids = frozenset(partial_ids(self.token_bytes))
         self.end_ids = read_eos_ids(folder, vocab_size)
         self.max_model_len = max_model_len
         self.vocab_size = vocab_size
@@ -176,12 +173,12 @@ class TextModel:
         """A conversation as the text that the model reads."""
         try:
             return render_prompt(
-                self.templates,
-                self.special_tokens,
-                messages,
-                options,
-                self.max_chars,
-                self._template_kwargs,
+                templates=self.templates,
+                special_tokens=self.special_tokens,
+                messages=messages,
+                options=options,
+                max_chars=self.max_chars,
+                defaults=self._template_kwargs,
             )
         except TooMuchText as error:
             raise self.too_long(f"has {error}") from None
@@ -193,7 +190,7 @@ class TextModel:
 
     def seam(self, prompt: Array) -> Seam:
         """Where a text goes on from ``prompt``."""
-        return seam_of(prompt[-NUM_SEAM_IDS:].tolist(), self._token_bytes)
+        return seam_of(prompt[-NUM_SEAM_IDS:].tolist(), self.token_bytes)
 
     def encode_exactly(self, text: str) -> list[int]:
         """The ids of a short text and of nothing else."""
@@ -228,10 +225,6 @@ class TextModel:
         """The text written for each added token, by id."""
         return self._added_texts[skips_special_tokens]
 
-    def token_bytes(self) -> list[bytes]:
-        """How each id is written, alone."""
-        return self._token_bytes
-
     def to_json(self) -> str:
         """The content of a tokenizer.json."""
         return str(self._tokenizer.to_str())
@@ -265,10 +258,14 @@ class TextModel:
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:
-    """Raises ConfigError if the folder has none."""
+    """Raises ConfigError if the folder has none, or a broken one."""
     # Else batches go to threads that all of them share, and a long text holds up a short one.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    return Tokenizer.from_file(str(find_file(folder, TOKENIZER_FILE)))
+    path = find_file(folder, TOKENIZER_FILE)
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library has no type for it
+        raise ConfigError(f"model: {path}: {error}") from None
 
 
 def _description(config: dict[str, Any], template: str) -> dict[str, Any]:

@@ -138,9 +138,10 @@ def _wrong(line: _Line, endpoint: str | None) -> tuple[str, str, str] | None:
 
 
 def _id_of(data: bytes) -> str | None:
-    """The id of a line that is otherwise invalid."""
+    """The id of a line that is otherwise invalid, perhaps not even JSON after its first wrong
+    field."""
     try:
         given = _decode_id(data).custom_id
-    except msgspec.ValidationError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return given[:MAX_ID_CHARS] if isinstance(given, str) else None

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from shared.batch.lines import LineError
+from shared.client.sender import BatchStopped, Reply
 from shared.errors import ShoalError
-from shared.sender import BatchStopped, Reply
 
 ID_PREFIX = "batch_req_"
 

@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 
 from shared.batch.lines import BatchLine, LineError, Text, parse_line, read_lines
 from shared.batch.results import Result, ResultFile, result_of_error, result_of_reply
-from shared.sender import NoReply, Reply
+from shared.client.sender import NoReply, Reply
 
 AHEAD_BYTES = 1 << 20
 

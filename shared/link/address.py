@@ -41,17 +41,6 @@ def admin_path(directory: Path, service: ServiceName, instance: str) -> Path:
     return directory / f"admin.{service}-{instance}.sock"
 
 
-def sockets_of(directory: Path, service: ServiceName, instance: str) -> set[Path]:
-    """All sockets bound by one process, and by the other ranks of a worker with it."""
-    patterns = (
-        f"{service}-{instance}.sock",
-        f"{service}.*-{instance}.sock",
-        f"admin.{service}-{rank_instance(instance, '*')}.sock",
-    )
-    bound = {path for pattern in patterns for path in directory.glob(pattern)}
-    return bound | {admin_path(directory, service, instance), ranks_path(directory, instance)}
-
-
 def ranks_path(directory: Path, leader: str) -> Path:
     """The file by which the ranks of a worker find each other as they start."""
     return directory / f"ranks-{leader}.store"
@@ -96,4 +85,4 @@ def _check_parent(directory: Path) -> None:
     status = directory.stat()
     is_open = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
     if is_open or status.st_uid not in (0, os.getuid()):
-        raise ConfigError(f"mesh-dir: others can replace what lies in {directory}")
+        raise ConfigError(f"mesh-dir: other users can replace the contents of {directory}")

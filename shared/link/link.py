@@ -70,21 +70,22 @@ class EndedPeers:
 
     def add(self, peer: Peer, is_lost: bool, now_s: float) -> None:
         self.pop(peer)
-        self._by_name = {_name(each.peer): each for each in self.recent(now_s)}
-        self._by_name[_name(peer)] = EndedPeer(peer, is_lost, now_s)
+        self._by_name = {_name(each.peer.hello): each for each in self.recent(now_s)}
+        self._by_name[_name(peer.hello)] = EndedPeer(peer, is_lost, now_s)
         if len(self._by_name) > MAX_ENDED:
             del self._by_name[next(iter(self._by_name))]
 
     def pop(self, peer: Peer) -> EndedPeer | None:
         """Forgets the one of the same name, which it returns."""
-        return self._by_name.pop(_name(peer), None)
+        return self._by_name.pop(_name(peer.hello), None)
 
     def recent(self, now_s: float) -> Iterator[EndedPeer]:
         return (each for each in self._by_name.values() if now_s - each.ended_s <= MEMORY_S)
 
 
-def _name(peer: Peer) -> tuple[str, str]:
-    return peer.hello.service, peer.hello.instance
+def _name(hello: Hello) -> tuple[str, str]:
+    """One process may be reached by several addresses, and must not count twice."""
+    return hello.service, hello.instance
 
 
 class Link:
@@ -143,8 +144,8 @@ class Link:
             endpoint = Endpoint.parse(tcp)
             address = tcp_address(endpoint.host, endpoint.port_of(self.hello.service, service))
             self._listeners.append(Listener(self._context, address, service, self))
-            who = f"{service}s by their key" if self._keys else "any peer that sends Hello"
-            log.info("listening on %s for %s", self.addresses[-1], who)
+            admitted = f"{service}s by their key" if self._keys else "any peer that sends Hello"
+            log.info("listening on %s for %s", self.addresses[-1], admitted)
 
     def dial(
         self,
@@ -157,7 +158,11 @@ class Link:
         """Connects to all present and future instances of ``service``, with ``takes_one`` to one at
         a time, while ``run`` runs: at the addresses ``tcp`` if given, else in ``directory``. Raises
         ConfigError for a missing key."""
-        sources = [self._source(service, Endpoint.parse(each)) for each in tcp]
+        ends = [Endpoint.parse(each) for each in tcp]
+        sources: list[AddressSource] = [
+            self._context.source(service, end.host, end.port_of(service, self.hello.service))
+            for end in ends
+        ]
         sources = sources or [SocketDirectory(directory, service, role)]
         self._dialers.append(
             Dialer(
@@ -225,7 +230,7 @@ class Link:
             return f"an instance whose name is not {INSTANCE}"
         if self._is_closing:
             return f"{self.hello.service} {self.hello.instance} leaves"
-        if any(_is_same(peer.hello, hello) for peer in self.peers):
+        if any(_name(peer.hello) == _name(hello) for peer in self.peers):
             return f"{hello.service} {hello.instance} is connected already"
         reason = self.handler.refusal(hello)
         return None if reason is None else peer_text(reason)
@@ -307,16 +312,12 @@ class Link:
                 self.drop(peer, f"silent for {limit_s:g} s")
 
     def drop(self, peer: Peer, reason: str) -> None:
-        """Ends the epoch of ``peer``, whichever endpoint it came through."""
+        """Ends the epoch of ``peer`` at its endpoint."""
         for endpoint in self._endpoints():
             endpoint.drop(peer, reason)
 
     def _endpoints(self) -> list[Listener | Dialer]:
         return [*self._listeners, *self._dialers]
-
-    def _source(self, service: ServiceName, endpoint: Endpoint) -> AddressSource:
-        port = endpoint.port_of(service, self.hello.service)
-        return self._context.source(service, endpoint.host, port)
 
 
 def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:
@@ -324,8 +325,3 @@ def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:
     if ended is None or not ended.is_lost or hello.still_s is None:
         return False
     return now_s - hello.still_s >= ended.ended_s - HEARTBEAT_S
-
-
-def _is_same(one: Hello, other: Hello) -> bool:
-    """One process may be reached by several addresses, and must not count twice."""
-    return (one.service, one.instance) == (other.service, other.instance)

@@ -22,11 +22,7 @@ class Listener:
     """
 
     def __init__(
-        self,
-        context: SocketContext,
-        address: str,
-        service: ServiceName,
-        events: PeerEvents,
+        self, context: SocketContext, address: str, service: ServiceName, events: PeerEvents
     ) -> None:
         self._service = service
         self._events = events

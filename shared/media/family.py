@@ -144,7 +144,7 @@ class Family(Protocol):
     are the names that they may give. A feature has ``num_embeddings``: one takes the place of the
     token's own, the others are added behind the first layers. In a prompt, experts of images serve
     the tokens of ``image_ids``, if there are some. A model that looks ids up again finds the one
-    of ``filler`` in place of features. The values here are those of most families."""
+    of ``filler`` in place of features. Most families have the values here."""
 
     kinds: tuple[MediumKind, ...] = ("image",)
     videos: Videos | None = None
@@ -232,7 +232,7 @@ def _nested(folder: Path) -> dict[str, Any] | None:
 
 
 def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str, time: int = 0) -> bytes:
-    """Names what the model sees of an item, among requests with the same ``salt``."""
+    """The name of an item, among requests with the same ``salt``: equal input has equal names."""
     digest = blake2b(msgspec.msgpack.encode((kind, size, salt, time)), digest_size=16)
     digest.update(pixels)
     return digest.digest()

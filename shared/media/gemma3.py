@@ -100,7 +100,7 @@ class Config(msgspec.Struct):
 
 class StretchedSquare(CroppedSquare):
     """Every image is scaled to ``side`` × ``side`` pixels. Its ``num_tokens`` see each other, and
-    stand between ``texts``: those of the start, a token, and the end."""
+    stand between ``texts``, which are of the start, a token, and the end."""
 
     are_whole = True
     options: tuple[str, ...] = PanAndScan._fields

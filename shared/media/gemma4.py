@@ -68,8 +68,8 @@ class _Config(msgspec.Struct):
 
 
 class FilledRows(Family):
-    """A token for each square of ``side`` × ``side`` pixels. Other inputs than embeddings are at
-    an image those of the id ``filler``. ``texts`` are of the start, a token, and the end."""
+    """A token for each square of ``side`` × ``side`` pixels. Inputs other than embeddings
+    have the id ``filler`` at an image. ``texts`` are of the start, a token, and the end."""
 
     options: tuple[str, ...] = ("max_soft_tokens",)
     attention: ClassVar[str | None] = None  # by default

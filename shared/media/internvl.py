@@ -154,7 +154,7 @@ def _num_frames(num_tiles: int) -> int:
 
 @cache
 def _grids(fewest: int, most: int) -> list[tuple[int, int]]:
-    """Columns and rows, those with the fewest tiles first."""
+    """Columns and rows; grids with the fewest tiles come first."""
     sides = range(1, most + 1)
     grids = ((columns, rows) for columns in sides for rows in sides)
     return sorted((each for each in grids if fewest <= _area(each) <= most), key=_area)

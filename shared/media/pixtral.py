@@ -81,8 +81,8 @@ class Config(Placeholder, kw_only=True):
 
 
 class RowsOfPatches(Family):
-    """A token for each square of ``side`` × ``side`` pixels. ``ids`` are those of a token, of
-    the break behind a row, and of the end behind the last row."""
+    """A token for each square of ``side`` × ``side`` pixels. ``ids`` are of a token, of the
+    break behind a row, and of the end behind the last row."""
 
     options: tuple[str, ...] = ("max_pixels",)
 

@@ -38,7 +38,7 @@ class _Config(msgspec.Struct):
 
 
 class LabelledPairs:
-    """Two frames make each item, with the text of their time before it. Areas are those of all
+    """Two frames make each item, with the text of their time before it. Areas are of all
     frames together."""
 
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size", "fps", "num_frames")

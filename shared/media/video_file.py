@@ -51,8 +51,8 @@ def read_limits(folder: Path, defaults: VideoLimits) -> VideoLimits:
 def limits_in(
     path: Path, found: dict[str, Any], defaults: VideoLimits, common: Sequence[str] = COMMON
 ) -> VideoLimits:
-    """From the content ``found`` of the file ``path``, with the values in ``common`` as those of
-    images are. Raises ConfigError."""
+    """From the content ``found`` of the file ``path``, whose values in ``common`` must equal the
+    images' own. Raises ConfigError."""
     images = read_preprocessor_file(path.parent, dict[str, Any])[1]
     for name in common:
         if name in found and name in images and found[name] != images[name]:

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
-from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
 from aiohttp import web
@@ -12,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from shared.link.address import admin_path, checked
 from shared.link.peer import Handler
 from shared.process.metrics import show_service
-from shared.process.standby import is_fit, state_of
+from shared.process.report import is_fit, state_of
 from shared.settings.base import Settings
 from shared.wire.messages import ServiceName, Stats
 
@@ -67,12 +66,7 @@ class AdminServer:
         await self._site().start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._runner.cleanup()
         self._path.unlink(missing_ok=True)
 

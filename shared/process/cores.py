@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from threading import get_native_id
@@ -10,7 +9,6 @@ from typing import NamedTuple
 
 from shared.errors import ConfigError
 
-CPUINFO = Path("/proc/cpuinfo")
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_NAMES = Path("/proc/self/cgroup")
 NODES = Path("/sys/devices/system/node")
@@ -90,18 +88,6 @@ def cgroup_folders(controller: str) -> list[Path]:
             own = root / path.lstrip("/")
             return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
     return []
-
-
-def cpu_field(name: str) -> str:
-    """A field of /proc/cpuinfo for the first core; empty if it is missing."""
-    fields = (line.partition(":") for line in read_text(CPUINFO).splitlines())
-    return next((text.strip() for key, _, text in fields if key.strip() == name), "")
-
-
-def cpu_features(names: Iterable[str]) -> list[str]:
-    """The names that the cores support."""
-    flags = set(cpu_field("flags").split())
-    return [name for name in names if name in flags]
 
 
 def read_text(path: Path) -> str:

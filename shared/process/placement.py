@@ -20,10 +20,6 @@ def place(
         turn = index % len(nodes)
         num_beside = len(range(turn, num, len(nodes)))
         num_threads = max(1, min(share, len(nodes[turn].cores) // num_beside))
-        places.append(
-            {
-                "SHOAL_NUM_THREADS": str(num_threads),
-                "SHOAL_NUMA_NODE": str(nodes[turn].number),
-            }
-        )
+        node = str(nodes[turn].number)
+        places.append({"SHOAL_NUM_THREADS": str(num_threads), "SHOAL_NUMA_NODE": node})
     return places

@@ -1,19 +1,48 @@
-"""Reports of a service's state, sent on request only."""
+"""The state of a service for people and supervisors, and reports of it, sent on request only."""
 
 import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from shared.errors import CodecError
 from shared.link.link import Link
-from shared.link.peer import Peer
-from shared.process.standby import state_of
-from shared.wire.messages import REPORT_MINOR, Ended, Inquire, ReportedPeer, ServiceReport, Stats
+from shared.link.peer import Handler, Peer
+from shared.wire.messages import (
+    REPORT_MINOR,
+    Ended,
+    Inquire,
+    ReportedPeer,
+    ServiceReport,
+    State,
+    Stats,
+)
 
 STATM = Path("/proc/self/statm")
 PATIENCE_S = 2.0  # reports are passed on to askers for this long
 _STARTED_S = time.monotonic()
+
+
+@runtime_checkable
+class CanStandBy(Protocol):
+    """A service that may have no work while others do."""
+
+    @property
+    def stands_by(self) -> bool:
+        """True if the service could work at once, but others have the work."""
+
+
+def is_fit(handler: Handler) -> bool:
+    """True if a service can work or stands by."""
+    if handler.status().state == State.READY:
+        return True
+    return isinstance(handler, CanStandBy) and handler.stands_by
+
+
+def state_of(handler: Handler) -> State:
+    """The state for people: one that stands by is ready."""
+    return State.READY if is_fit(handler) else handler.status().state
 
 
 def make_report(

@@ -23,7 +23,7 @@ from shared.link.address import make_private_directory
 from shared.link.peer import Handler
 from shared.process import log as logs
 from shared.process.admin import AdminServer
-from shared.process.standby import is_fit
+from shared.process.report import is_fit
 from shared.settings.base import Settings
 from shared.settings.environment import SUPERVISOR_FD
 from shared.settings.load import load_settings
@@ -137,8 +137,8 @@ async def _stop_signal() -> None:
 async def _broken_callback() -> None:
     """Raises the first unhandled error of a callback, for example of a link's reader.
 
-    Two errors are only logged: that of a task whose result nobody reads, since only the task's own
-    work failed, and a lack of memory in a transport, which the loop then closes.
+    Two errors are only logged: one of a task without a reader of its result, since only the task's
+    own work failed, and a lack of memory in a transport, which the loop then closes.
     """
     loop = asyncio.get_running_loop()
     failure: asyncio.Future[None] = loop.create_future()

@@ -11,11 +11,13 @@ from pydantic_settings import NoDecode
 
 from shared.link.endpoint import check_dialled, check_host, check_listened
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.json_object import read_object
 from shared.settings.known import NAMES
 from shared.wire.messages import WorkerRole
 
 API_KEY = r"[!-~]{1,256}"
 MAX_WORKERS = 64
+NUM_TOKENS = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([kmKM])")
 UNITS = {"k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 
 
@@ -23,7 +25,10 @@ def _split(value: Any) -> Any:
     """Splits text: a JSON list, or parts separated by commas; a file may have a list."""
     if not isinstance(value, str):
         return value
-    return json.loads(value) if value.startswith("[") else value.split(",")
+    try:
+        return json.loads(value) if value.startswith("[") else value.split(",")
+    except RecursionError:
+        raise ValueError("expected a JSON list of texts or numbers") from None
 
 
 def check_api_key(key: SecretStr) -> SecretStr:
@@ -74,18 +79,8 @@ def _read_tokens(value: Any) -> Any:
     """Reads 32k as 32,000 and 32K as 32,768, like vLLM; auto and -1 as None."""
     if value in ("auto", "-1", -1):
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmKM])", value) if isinstance(value, str) else None
+    match = NUM_TOKENS.fullmatch(value) if isinstance(value, str) else None
     return int(float(match[1]) * UNITS[match[2]]) if match else value
-
-
-def _read_object(value: Any) -> Any:
-    try:
-        found = json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ValueError("expected a JSON object (in a file a mapping)")
-    return found
 
 
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
@@ -100,11 +95,8 @@ WeightForm = Annotated[
 ]
 Role = Annotated[WorkerRole, _values_of("worker_role")]
 Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], _values_of("dtype")]
-LoadFormat = Annotated[
-    Literal["auto", "safetensors", "dummy"],
-    _values_of("load_format"),
-]
-JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_read_object)]
+LoadFormat = Annotated[Literal["auto", "safetensors", "dummy"], _values_of("load_format")]
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(read_object)]
 NumTokens = Annotated[int | None, BeforeValidator(_read_tokens)]
 KVCacheDtype = Annotated[Literal["auto", "none", "int8", "fp8"], _values_of("kv_cache_dtype")]
 Model = Annotated[str, BeforeValidator(_path_as_text)]

@@ -8,13 +8,7 @@ from shared.batch.settings import BatchSettings
 from shared.media.settings import MediaRequests
 from shared.responses.settings import ResponseSettings
 from shared.settings.base import Settings
-from shared.settings.fields import (
-    MAX_OPEN_REQUESTS,
-    Addresses,
-    ApiKeys,
-    HostNames,
-    Origins,
-)
+from shared.settings.fields import MAX_OPEN_REQUESTS, Addresses, ApiKeys, HostNames, Origins
 from shared.traces.settings import TraceSettings
 from shared.wire.envelope import MAX_PROMISE_MS
 from shared.wire.messages import MAX_CHOICES, MAX_PRIORITY
@@ -126,9 +120,7 @@ class PlainGateway(Settings):
         description="the range below 0 (sooner) that clients may use in a request's priority",
     )
     slow_client_s: float = Field(
-        60.0,
-        gt=0,
-        description="seconds without reading after which a client is disconnected",
+        60.0, gt=0, description="seconds without reading after which a client is disconnected"
     )
     stream_heartbeat_s: float = Field(
         15.0,
@@ -137,9 +129,7 @@ class PlainGateway(Settings):
         " proxies keep it",
     )
     header_timeout_s: float = Field(
-        20.0,
-        gt=0,
-        description="seconds for the head of a request, and for the TLS handshake",
+        20.0, gt=0, description="seconds for the head of a request, and for the TLS handshake"
     )
     keep_alive_timeout_s: float = Field(
         75.0, gt=0, description="seconds without a request after which a connection is closed"
@@ -150,9 +140,7 @@ class PlainGateway(Settings):
         description="seconds that a request waits for another tokenizer or scheduler after a loss",
     )
     ready_wait_s: float = Field(
-        5.0,
-        ge=0,
-        description="seconds that a new request waits for a ready mesh; then 503",
+        5.0, ge=0, description="seconds that a new request waits for a ready mesh; then 503"
     )
     enable_tokenizer_info_endpoint: bool = Field(
         False,

@@ -9,6 +9,17 @@ from pydantic import BaseModel, ValidationError
 Object = TypeVar("Object", bound=BaseModel)
 
 
+def read_object(value: Any, hint: str = "") -> dict[str, Any]:
+    """``value``, a mapping or its JSON text, as a mapping. Raises ValueError."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a JSON object (in a file a mapping){hint}")
+    return found
+
+
 def reader_of(kind: type[Object], example: str) -> Callable[[Any], Object]:
     """Returns a reader of ``kind`` from a mapping or JSON text. The reader raises ValueError that
     names every wrong key, or shows the ``example``."""
@@ -16,15 +27,9 @@ def reader_of(kind: type[Object], example: str) -> Callable[[Any], Object]:
     def read(value: Any) -> Object:
         if isinstance(value, kind):
             return value
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except ValueError:
-                value = None
-        if not isinstance(value, dict):
-            raise ValueError(f"expected a JSON object (in a file a mapping), such as {example}")
+        found = read_object(value, f", such as {example}")
         try:
-            return kind(**{str(key).replace("-", "_"): each for key, each in value.items()})
+            return kind(**{str(key).replace("-", "_"): each for key, each in found.items()})
         except ValidationError as error:
             wrong = (_wrong_key(detail, kind) for detail in error.errors())
             raise ValueError("; ".join(wrong)) from None

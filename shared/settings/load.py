@@ -1,7 +1,6 @@
 """Reads the settings of one process: flags override the environment (``SHOAL_…``), which overrides
 a YAML file. Keys are the ones of vLLM and FastDeploy if the meaning is the same."""
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,10 +10,10 @@ from pydantic_settings import CliSettingsSource, InitSettingsSource, SettingsErr
 
 from shared.errors import ConfigError
 from shared.settings.base import Settings
-from shared.settings.help import print_help, wanted_help
+from shared.settings.known import NAMES
 from shared.settings.serve import ServeConfig
 from shared.settings.sources import advised, merging, one_line
-from shared.settings.translate import our_flags, our_settings
+from shared.settings.translate import our_settings
 
 Config = TypeVar("Config", bound=Settings)
 
@@ -24,15 +23,11 @@ def load_settings(
 ) -> Config:
     """Merges file, environment and ``argv``; ConfigError has one line per wrong setting.
 
-    ``others`` are further flags of a command, used for suggestions only. Prints the help and exits
-    if ``argv`` asks for it.
+    ``others`` are further flags of a command, used for suggestions only.
     """
-    if (word := wanted_help(argv)) is not None:
-        print_help(cls, prog, word)
-        sys.exit(0)
     with _one_line_each({*cls.model_fields, *others}, prog):
         flags: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=our_flags(argv, cls.model_fields.keys()), cli_prog_name=prog
+            cls, cli_parse_args=NAMES.flags(argv, cls.model_fields.keys()), cli_prog_name=prog
         )
         settings: Config = merging(cls, flags, ServeConfig.model_fields.keys())()
         return settings

@@ -1,7 +1,18 @@
 """The seam for settings under the names of other servers."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
+
+from shared.errors import ConfigError
+
+LISTS = {
+    *("allowed_hosts", "allowed_origins", "api_key", "cudagraph_capture_sizes", "lora_modules"),
+    "served_model_name",
+}
+"""Settings whose values vLLM and SGLang take as separate words."""
+VALUE = re.compile(r"[^-].*|-\d.*|", re.DOTALL)  # a word that is no flag
+TRUTHS = ("true", "false")
 
 
 class Known(NamedTuple):
@@ -26,6 +37,20 @@ class NamesElsewhere:
     variables: Mapping[str, str] = {}
     protecting: Mapping[str, str] = {}
     protecting_variables: Mapping[str, str] = {}
+
+    def flags(self, arguments: list[str], known: Set[str]) -> list[str]:
+        """``arguments`` with our names for settings. Other words are kept."""
+        return arguments
+
+    def name_of(self, flag: str) -> str:
+        """The name in ``flag``, empty for any other word."""
+        return flag[2:].replace("-", "_") if flag.startswith("--") else ""
+
+    def find_harmless(self, given: str, name: str) -> Known | None:
+        """As ``find``. Raises ConfigError for a setting whose absence would leave a server open."""
+        if name in self.protecting:
+            raise ConfigError(f"{given}: {self.protecting[name]}")
+        return self.find(name)
 
     def find(self, name: str) -> Known | None:
         """The setting ``name``, with or without ``no_`` before a boolean flag."""

@@ -36,6 +36,12 @@ class YamlSource(YamlConfigSettingsSource):
             content = super()._read_file(file_path)
         except yaml.YAMLError as error:
             raise ConfigError(f"config: {file_path} is not YAML{_where(error)}") from None
+        except RecursionError:
+            raise ConfigError(f"config: {file_path} is nested too deeply") from None
+        except UnicodeDecodeError:  # its text quotes the file
+            raise ConfigError(f"config: {file_path} is not UTF-8") from None
+        except OSError as error:
+            raise ConfigError(f"config: {file_path}: {error.strerror}") from None
         if not isinstance(content, dict):
             raise ConfigError(f"config: {file_path} must hold a mapping of settings")
         settings = {str(key).replace("-", "_"): value for key, value in content.items()}

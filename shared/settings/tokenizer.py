@@ -44,8 +44,7 @@ class PlainTokenizer(Settings):
         " none (OpenAI's), or another folder",
     )
     override_generation_config: JsonObject = Field(
-        {},
-        description='overrides of generation_config.json, for example {"temperature": 0.6}',
+        {}, description='overrides of generation_config.json, for example {"temperature": 0.6}'
     )
     chat_template: Path | None = Field(
         None, description="file with a chat template to use instead of the model's"

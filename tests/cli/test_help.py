@@ -5,9 +5,8 @@ import pytest
 from cli.commands import COMMANDS, SERVICES
 from cli.main import usage
 from cli.manual import PAGE, PARTS, help_of, page
-from shared.settings.help import FIRST, help_text, wanted_help
-from shared.settings.help import SERVICES as SETTINGS
-from shared.settings.load import load_settings
+from cli.settings_help import FIRST, help_text, show_help, wanted_help
+from cli.settings_help import SERVICES as SETTINGS
 from shared.settings.serve import ServeConfig
 from shared.settings.worker import WorkerConfig
 
@@ -65,7 +64,7 @@ def test_help_is_wanted_wherever_it_stands(capsys):
     assert wanted_help(["--port", "1", "-h"]) == ""
     assert wanted_help(["--help=all", "--port", "1"]) == "all"
     with pytest.raises(SystemExit) as ended:
-        load_settings(WorkerConfig, ["--help", "stall"], "shoal worker")
+        show_help(WorkerConfig, "shoal worker", ["--help", "stall"])
     assert ended.value.code == 0
     assert "--stall-s  number (60)" in capsys.readouterr().out
 

@@ -27,6 +27,8 @@ CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
         (["bench", "engine", "--loggprobs", "4"], 2, "did you mean --logprobs?"),
         (["bench", "quality", "--piece", "4"], 2, "did you mean --pieces?"),
         (["bench"], 0, "usage: shoal bench serve"),
+        (["scheduler", "--help"], 0, "usage: shoal scheduler"),
+        (["serve", "--help=tokenizer"], 0, "--served-model-name"),
         (["serve", "--port", "x"], 2, "port: 'x'"),
     ],
 )

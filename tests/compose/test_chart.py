@@ -11,9 +11,9 @@ import yaml
 
 from benchmarks.harness.docker_engine import DOCKERFILE, ROOT
 from cli.chart_schema import SCHEMA, with_settings
+from cli.settings_help import SERVICES
 from shared.link.endpoint import PORTS
 from shared.link.keys import public_path, secret_path
-from shared.settings.help import SERVICES
 from shared.settings.load import load_settings
 from shared.version import VERSION
 from shared.wire.messages import ServiceName

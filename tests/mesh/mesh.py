@@ -20,8 +20,8 @@ from services.tokenizer.service import TokenizerService
 from services.tokenizer.text_model import ChatSettings, TextModel
 from services.worker.service import WorkerService
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
+from shared.process.report import is_fit
 from shared.process.service import Service
-from shared.process.standby import is_fit
 from shared.settings.gateway import GatewayConfig
 from shared.settings.scheduler import SchedulerConfig
 from shared.settings.tokenizer import TokenizerConfig

@@ -15,8 +15,7 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.service import SchedulerService
 from services.worker import attachment
 from services.worker.service import WorkerService
-from shared.process.report import make_report
-from shared.process.standby import is_fit
+from shared.process.report import is_fit, make_report
 from shared.wire.messages import State
 from tests.mesh.forks import fork
 from tests.mesh.mesh import TEXT, Mesh, ask, running_mesh

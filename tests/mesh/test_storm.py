@@ -13,7 +13,7 @@ from benchmarks.harness.fleet import Fleet, running_fleet
 from benchmarks.harness.ports import free_port
 from benchmarks.processes import num_descriptors, own_bytes
 from cli.keys import main as make_keys
-from shared.link.address import sockets_of
+from cli.run_directory import sockets_of
 from shared.link.keys import load_keys
 from shared.wire.messages import (
     Cancel,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from shared.model_folder import read_eos_ids, read_model_info, weight_files
+from shared.model_folder import decode_json, read_eos_ids, read_model_info, weight_files
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
 
@@ -150,6 +150,11 @@ def test_a_broken_config_is_named(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError, match=r"config\.json"):
         read_model_info(folder, [], None)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^model: {tmp_path} cannot be read: Is a directory$"):
+        decode_json(tmp_path, dict)
 
 
 def test_a_file_that_is_no_safetensors_is_named(folder: Path) -> None:

@@ -116,16 +116,19 @@ def _read_accounts(path: Path, limits: KeyLimits) -> list[Account]:
         lines = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise ConfigError(f"api-key-file: {path}: {error.strerror}") from None
-    accounts = []
+    accounts: dict[bytes, Account] = {}
     for number, line in enumerate(map(str.strip, lines), 1):
         if line and not line.startswith("#"):
             try:
-                accounts.append(_account_of(line, limits))
+                account = _account_of(line, limits)
+                if account.digest in accounts:
+                    raise ValueError("an earlier line has the same key; expected one line a key")
             except ValueError as error:
                 raise ConfigError(f"api-key-file: {path}, line {number}: {error}") from None
+            accounts[account.digest] = account
     if not accounts:
         raise ConfigError(f"api-key-file: {path} holds no key; remove the setting to serve without")
-    return accounts
+    return [*accounts.values()]
 
 
 def _account_of(line: str, limits: KeyLimits) -> Account:

@@ -176,7 +176,9 @@ def _parsed(arguments: Any, param: str) -> Message:
     value = arguments
     if isinstance(arguments, str):
         try:
-            value = json.loads(_without_escaped_halves(arguments)) if arguments.strip() else {}
+            value = (
+                json.loads(without_escaped_halves(arguments.encode())) if arguments.strip() else {}
+            )
         except (ValueError, RecursionError):
             value = None
     if isinstance(value, dict):
@@ -184,10 +186,6 @@ def _parsed(arguments: Any, param: str) -> Message:
     if arguments is not None:
         log.info("%s is no JSON object; the chat template gets {}", param)
     return {}
-
-
-def _without_escaped_halves(text: str) -> str:
-    return without_escaped_halves(text.encode()).decode()
 
 
 def _kind(value: Any) -> str:

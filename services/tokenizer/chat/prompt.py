@@ -1,13 +1,14 @@
 """A chat as the text that the model reads."""
 
 import secrets
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from services.tokenizer.chat.bounded import TooMuchTime
 from services.tokenizer.chat.normalize import Message, normalize
-from services.tokenizer.chat.template import TEMPLATE_ERRORS, ChatTemplate
-from services.tokenizer.chat.template_options import Objects, read_options
+from services.tokenizer.chat.template import TEMPLATE_ERRORS
+from services.tokenizer.chat.template_options import read_options
 from services.tokenizer.chat.templates import ChatTemplates
 from shared.errors import InvalidRequest
 from shared.wire.messages import ChatOptions
@@ -32,9 +33,11 @@ def render_prompt(
     variables = read_options(options, special_tokens)
     tools = variables["tools"]
     template = templates.find(options.template, tools is not None)
-    if tools is not None:
-        variables["tools"] = _tools_for(template, tools)
-    normalized = normalize(messages, template.traits)
+    with _shallow("tools"):
+        if tools is not None:
+            variables["tools"] = readable_tools(tools, template.traits.takes_for_granted)
+    with _shallow("messages"):
+        normalized = normalize(messages, template.traits)
     if options.continues_final_message:
         has_text = bool(messages) and messages[-1].get("content") is not None
         _mark_end(normalized, has_text)
@@ -48,11 +51,13 @@ def render_prompt(
     return _cut_at_end(prompt) if options.continues_final_message else prompt
 
 
-def _tools_for(template: ChatTemplate, tools: Objects) -> Objects:
+@contextmanager
+def _shallow(param: str) -> Iterator[None]:
+    """Raises InvalidRequest if the field ``param`` is nested more deeply than Python's stack."""
     try:
-        return readable_tools(tools, template.traits.takes_for_granted)
+        yield
     except RecursionError:
-        raise InvalidRequest("tools are nested too deeply", param="tools") from None
+        raise InvalidRequest(f"{param} are nested too deeply", param=param) from None
 
 
 def _refusal(options: ChatOptions, error: BaseException, code: str | None = None) -> InvalidRequest:
@@ -88,21 +93,8 @@ def _cut_at_end(prompt: str) -> str:
 
 # A null in place of one of these says no more than its absence.
 _NULLABLE = {
-    "additionalProperties",
-    "allOf",
-    "anyOf",
-    "description",
-    "enum",
-    "format",
-    "items",
-    "oneOf",
-    "parameters",
-    "pattern",
-    "properties",
-    "required",
-    "strict",
-    "title",
-    "type",
+    *("additionalProperties", "allOf", "anyOf", "description", "enum", "format", "items", "oneOf"),
+    *("parameters", "pattern", "properties", "required", "strict", "title", "type"),
 }
 _SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions"}
 _DATA = {"const", "default", "enum", "examples", "required"}
@@ -121,19 +113,12 @@ def _readable(tool: Tool, taken_for_granted: Container[str]) -> Tool:
     if not isinstance(function, dict):
         return tool
     empty: Tool = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    filled = _filled(function, empty, taken_for_granted)
-    if isinstance(parameters := filled.get("parameters"), dict):
-        filled["parameters"] = _filled(parameters, {"properties": {}}, taken_for_granted)
+    missing = [name for name in empty if name in taken_for_granted and name not in function]
+    filled = function | {name: empty[name] for name in missing}
+    parameters = filled.get("parameters")
+    if isinstance(parameters, dict) and "properties" in taken_for_granted:
+        filled["parameters"] = parameters | {"properties": parameters.get("properties", {})}
     return tool | {"function": filled}
-
-
-def _filled(fields: Tool, empty: Tool, taken_for_granted: Container[str]) -> Tool:
-    missing = {
-        name: value
-        for name, value in empty.items()
-        if name not in fields and name in taken_for_granted
-    }
-    return fields | missing
 
 
 def _without_nulls(schema: Any) -> Any:

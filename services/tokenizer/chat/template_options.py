@@ -10,13 +10,8 @@ from shared.wire.messages import ChatOptions
 
 # Names that we pass to a template, or that have a meaning for other template renderers.
 OURS = {
-    "chat_template",
-    "tokenize",
-    "messages",
-    "tools",
-    "documents",
-    "add_generation_prompt",
-    "continue_final_message",
+    *("chat_template", "tokenize", "messages", "tools", "documents"),
+    *("add_generation_prompt", "continue_final_message"),
 }
 
 Objects = list[dict[str, Any]]

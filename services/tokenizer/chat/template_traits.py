@@ -129,13 +129,11 @@ def _asked_for(test: nodes.Node) -> set[str]:
 
 def _base(node: nodes.Node | None) -> nodes.Node | None:
     """The operand of filters and slices."""
-    while True:
-        if isinstance(node, nodes.Filter) or (
-            isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-        ):
-            node = node.node
-        else:
-            return node
+    while isinstance(node, nodes.Filter) or (
+        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+    ):
+        node = node.node
+    return node
 
 
 def _is_field(node: nodes.Node | None, name: str) -> bool:
@@ -154,8 +152,7 @@ def _field_of(node: nodes.Node | None) -> str | None:
 def _joins_arguments(tree: nodes.Template) -> bool:
     """True if it adds the arguments to a text, and never reads their fields."""
     uses = [use for use in _uses_of_arguments(tree) if not isinstance(use, _QUESTIONS)]
-    joins = (nodes.Add, nodes.Concat, nodes.Output)
-    return bool(uses) and all(isinstance(use, joins) for use in uses)
+    return bool(uses) and all(isinstance(use, _WRITES) for use in uses)
 
 
 def _uses_of_arguments(node: nodes.Node) -> Iterator[nodes.Node]:

@@ -20,8 +20,8 @@ from typing import Literal
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from shared.child_process import child
 from shared.guides.limits import COMPILE_STACK_BYTES, PARSER_LIMITS
-from shared.process import child
 
 MAX_CPU_S = 1.0  # to compile a grammar and to walk
 MAX_MASK_S = 0.05

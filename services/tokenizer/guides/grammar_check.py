@@ -16,8 +16,8 @@ import msgspec
 from services.tokenizer.guides.causes import GrammarPart, cause
 from services.tokenizer.guides.child import Question, Verdict, Vocabulary
 from services.tokenizer.guides.limits import invalid
+from shared.child_process.child import LENGTH
 from shared.errors import GRAMMAR_TOO_COMPLEX, RETRY_AFTER_S, Overloaded, Unavailable
-from shared.process.child import LENGTH
 
 log = logging.getLogger(__name__)
 

@@ -47,10 +47,10 @@ def invalid(param: Param, problem: str, code: str = "invalid_grammar") -> Invali
     return InvalidRequest(f"{path}: {problem}", param=path, code=code)
 
 
-def check_limit(param: Param, what: str, number: int, limit: int) -> None:
+def check_limit(param: Param, things: str, number: int, limit: int) -> None:
     """Raises InvalidRequest if ``number`` is above ``limit``."""
     if number > limit:
-        raise invalid(param, f"{number} {what}; the limit is {limit}")
+        raise invalid(param, f"{number} {things}; the limit is {limit}")
 
 
 def check_regex(param: Param, expression: str) -> None:

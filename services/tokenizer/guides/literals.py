@@ -129,7 +129,7 @@ class Literals:
         return f"{key} {self._syntax.colon} {self.value(each.values)}"
 
     def in_order(self, wanted: list[Property], one: Callable[[Property], str]) -> str:
-        """Properties separated by commas; those that are not required may be left out."""
+        """Properties separated by commas; optional ones may be left out."""
         first = rest = '""'
         for each in reversed(wanted):
             member, optional = self._lark.rule(one(each)), not each.is_required

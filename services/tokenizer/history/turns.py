@@ -35,7 +35,7 @@ class Turns:
         ]
 
     def sizes(self, media_size: Callable[[Message], int] = lambda message: 0) -> list[int]:
-        """The bytes of each turn, as JSON, and those that its media count for."""
+        """The bytes of each turn as JSON, plus ``media_size`` for its media."""
         ends = [*self._starts[1:], len(self._messages)]
         return [
             sum(

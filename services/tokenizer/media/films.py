@@ -37,8 +37,8 @@ class Unwatchable(Exception):
 
 
 class VideoFile:
-    """A file that PyAV decodes on one thread. ``width`` and ``height`` are those of its frames as
-    they are stored."""
+    """A file that PyAV decodes on one thread. ``width`` and ``height`` are of its frames as
+    stored."""
 
     def __init__(self, data: bytes | bytearray) -> None:
         """Raises Unwatchable and errors of PyAV."""

@@ -227,7 +227,7 @@ def _other_order() -> InvalidRequest:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON, and those in the arguments of calls, which are JSON again."""
+    """All texts in a value of JSON, and in the arguments of calls, which are JSON again."""
     left = [value]
     while left:
         each = left.pop()

@@ -24,9 +24,9 @@ from services.tokenizer.media.reader_messages import (
     take,
 )
 from services.tokenizer.media.upright import draw, upright
+from shared.child_process import child
 from shared.media.family import WITH_ARTICLE
 from shared.media.frame_list import MAX_FRAMES, unpack
-from shared.process import child
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 NO_IMAGE = "is no image in JPEG, PNG, WebP or GIF"

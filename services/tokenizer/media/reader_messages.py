@@ -1,9 +1,9 @@
 """Messages between a tokenizer and a process that reads images and videos.
 
-They are framed as in ``shared/process/child.py``. Files and pixels go through a file in memory that
-both have. A process says that it is ready by an Answer. Then it gets a File and answers with the
-size of the image; it gets Targets, or an empty message for a file that is not wanted, and answers
-Targets with the size that it has put into memory. An ``error`` ends the file.
+They are framed as in ``shared/child_process/child.py``. Files and pixels go through a file in
+memory that both have. A process says that it is ready by an Answer. Then it gets a File and answers
+with the size of the image; it gets Targets, or an empty message for a file that is not wanted, and
+answers Targets with the size that it has put into memory. An ``error`` ends the file.
 """
 
 import os

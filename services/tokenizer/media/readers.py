@@ -21,9 +21,9 @@ from services.tokenizer.media.reader_messages import (
     put,
     take,
 )
+from shared.child_process.child import LENGTH, frame
 from shared.errors import RETRY_AFTER_S, Unavailable
 from shared.media.family import WITH_ARTICLE
-from shared.process.child import LENGTH, frame
 from shared.process.fair_slots import FairSlots
 from shared.wire.codec import Array
 from shared.wire.messages import MediumKind

@@ -108,7 +108,7 @@ class _Room:
 class MediaReading(MediaReader):
     """``limits`` hold for requests without their own and bound these. ``texts`` has the text of
     each placeholder, and ``encode`` gives the ids [n] int32 of a text. The files of a prompt have
-    at most ``max_source_pixels``, of a video those of one frame."""
+    at most ``max_source_pixels``; of a video one frame counts."""
 
     def __init__(
         self,

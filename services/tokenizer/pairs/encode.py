@@ -35,7 +35,7 @@ def encode_pair(
     ids = _written(model, template, pair)
     if truncation is None or len(ids) <= truncation.num_ids:
         return ids, 0
-    words = np.array(model.encode_exactly(document), np.int32)
+    words = model.encode(document, adds_special_tokens=False)
     num_left = len(words)
     while len(ids) > truncation.num_ids:
         num_left -= len(ids) - truncation.num_ids

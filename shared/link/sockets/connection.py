@@ -1,4 +1,4 @@
-"""A connection to another process, as links see it, whichever transport carries it."""
+"""A connection to another process, as links see it, over any transport."""
 
 from collections.abc import Callable, Sequence
 from errno import EPROTONOSUPPORT

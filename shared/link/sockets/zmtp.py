@@ -113,7 +113,7 @@ class Reader:
             if size > MAX_FRAME_BYTES or flags > MORE | LONG | COMMAND:
                 raise ProtocolError("a frame that is too long, or of an unknown kind")
             if bool(flags & COMMAND) == self.is_open:
-                raise ProtocolError("READY is not what comes after the greeting, and only there")
+                raise ProtocolError("READY must follow the greeting, once")
             if size >= MIN_LARGE_BYTES and body + size > end:
                 self._begin_large(flags, size, self._view[body:end])
                 start = end

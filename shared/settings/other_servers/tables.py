@@ -6,10 +6,11 @@ Sources: vLLM's engine and server arguments (0.8 to 0.32), SGLang's ``server_arg
 settings file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from shared.settings.names_elsewhere import Known, NamesElsewhere
+from shared.settings.other_servers.flags import name_of, our_flags
 from shared.settings.other_servers.values import speculation_of, value_of
 
 SAME = {
@@ -342,6 +343,12 @@ class OtherServers(NamesElsewhere):
     variables = VARIABLES
     protecting = PROTECTING
     protecting_variables = PROTECTING_VARIABLES
+
+    def flags(self, arguments: list[str], known: Set[str]) -> list[str]:
+        return our_flags(arguments, known, self)
+
+    def name_of(self, flag: str) -> str:
+        return name_of(flag, self)
 
     def find(self, name: str) -> Known | None:
         found = FOREIGN.get(name)

@@ -52,7 +52,7 @@ SYNONYMS = {
     "worker_role": ROLE_SYNONYMS,
     "dtype": DTYPE_SYNONYMS,
 }
-# Values without effect, by setting: what each is read as, and the reason.
+# Values without effect, by setting: the value used instead, and the reason.
 IGNORED = {
     "quantization": (CHECKPOINT_FORMS, "none", "a quantized checkpoint says so itself"),
     "load_format": (LOADERS, "auto", "safetensors are read from the folder"),

@@ -1,4 +1,4 @@
-"""Messages about adapters (LoRA, arXiv 2106.09685): what is loaded goes up, orders go down.
+"""Messages about adapters (LoRA, arXiv 2106.09685): lists of loaded ones go up, orders go down.
 
 Peers below minor ``ADAPTERS_MINOR`` get none of them.
 """

@@ -1,6 +1,7 @@
 """Requests a tokenizer cannot send down completely."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 from msgspec import Raw
 from msgspec.msgpack import encode
 from msgspec.structs import replace
+from tokenizers import Regex, Tokenizer
+from tokenizers.pre_tokenizers import Split
 
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import ChatSettings, TextModel
-from shared.model_folder import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from shared.process.rate import UNKNOWN_RETRY_AFTER_S
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
@@ -20,6 +23,7 @@ from shared.wire.messages import (
     Accepted,
     ChatOptions,
     ChoiceStart,
+    Convert,
     Failed,
     Generate,
     Hello,
@@ -92,6 +96,24 @@ async def test_a_request_that_cannot_be_sent_fails_alone():
     assert (failed.request, failed.status, len(requests)) == ("r", 500, 0)
 
 
+async def test_a_text_at_which_the_library_panics_fails_alone(tmp_path: Path):
+    """Its regular expressions have a limit on their steps, and no error for it."""
+    raw = Tokenizer.from_file(str(EMBEDDED_MODEL / TOKENIZER_FILE))
+    raw.pre_tokenizer = Split(Regex("(a+)+b"), "isolated")
+    raw.save(str(tmp_path / TOKENIZER_FILE))
+    text, gateway, scheduler = TextModel(tmp_path, 100, 8192), FakePeer(), FakePeer()
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
+        submit, prompt, resumed = submitted("r")
+        panicking = np.frombuffer(40 * b"a", "u1")
+        requests.submit(gateway, submit, panicking, resumed)
+        requests.convert(gateway, Convert("c", "text", True), panicking)
+        requests.submit(gateway, replace(submit, request="next"), prompt, resumed)
+    assert [(each.request, each.status) for each in gateway.sent] == [("r", 500), ("c", 500)]
+    ((generate, _),) = scheduler.sent
+    assert generate.request == "next"
+
+
 async def test_an_acceptance_tells_the_start_of_the_output():
     settings = ChatSettings(reasoning_parser="deepseek_r1")
     text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
@@ -141,13 +163,13 @@ async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
         requests.submit(gateway, *submitted("r", num_choices=2))
     request = requests._open.get("r", 1)
     assert request is not None
-    assert (gateway.sent, request.prompt_ids is None) == ([], False)
+    assert (gateway.sent, request.answer is None) == ([], False)
     requests.accept(Accepted("r", 1))
     requests.accept(Accepted("r", 1))  # twice, unlike a real scheduler
     ((accepted, arrays),) = gateway.sent
     assert accepted == Accepted("r", 1)
     assert text.decode(arrays.ids.tolist()) == "Who leads?"
-    assert request.prompt_ids is None
+    assert request.answer is None
     assert request.num_prompt_tokens == len(arrays.ids)
     requests.lose(gateway)
 

@@ -41,6 +41,13 @@ def folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("content", [b"{", b"{}", b"\xff"])
+def test_a_broken_tokenizer_is_a_wrong_setting(tmp_path: Path, content: bytes):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^model: {tmp_path}/tokenizer.json: "):
+        TextModel(tmp_path, MAX_LEN, VOCAB)
+
+
 def write_config(folder: Path, **config: object) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 

@@ -41,6 +41,8 @@ def test_a_line_is_its_number_id_url_and_body():
         (b"{not json", "invalid_json_line", "line 7 is not JSON"),
         (b"\xff\xfe", "invalid_json_line", "line 7"),
         ([1], "invalid_line", "line 7"),
+        (b'{"custom_id": "a", "method": 5, broken', "invalid_line", "method"),
+        (b'{"custom_id": 5, "body": ' + b"[" * 5000, "invalid_line", "custom_id"),
         ({"custom_id": "a"}, "invalid_line", "method"),
         (line() | {"custom_id": 3}, "invalid_line", "custom_id"),
         (line(""), "invalid_custom_id", "0 characters"),

@@ -15,7 +15,7 @@ from shared.batch.results import (
     result_of_error,
     result_of_reply,
 )
-from shared.sender import Reply
+from shared.client.sender import Reply
 
 GOOD = Reply(200, "r1", b'{"text":"yes"}')
 BAD = Reply(400, "r2", b'{"error":{}}')
@@ -87,7 +87,7 @@ import resource, signal, sys
 from pathlib import Path
 from shared.batch.results import NotWritten
 from shared.batch.results import ResultFile, result_of_reply
-from shared.sender import Reply
+from shared.client.sender import Reply
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 with ResultFile(Path(sys.argv[1]), "b1") as file:

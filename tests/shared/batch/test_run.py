@@ -15,7 +15,7 @@ from aiohttp import web
 from shared.batch.check import check
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Plan, read_results
-from shared.sender import KeyRefused, Sender, ServerLost
+from shared.client.sender import KeyRefused, Sender, ServerLost
 from tests.shared.batch.test_lines import line, write
 
 LIMIT = 10_000

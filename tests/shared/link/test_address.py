@@ -26,7 +26,7 @@ def test_one_that_others_may_enter_is_refused_with_its_mode(tmp_path: Path, mode
 def test_one_below_a_directory_that_others_may_write_is_refused(tmp_path: Path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
-    with pytest.raises(ConfigError, match="others can replace"):
+    with pytest.raises(ConfigError, match="other users can replace"):
         make_private_directory(tmp_path / "shared" / "mine")
     (tmp_path / "shared").chmod(0o1777)
     make_private_directory(tmp_path / "shared" / "mine")

@@ -9,7 +9,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.process import cores
-from shared.process.cores import NumaNode, bind_to_node, cpu_field, numa_nodes, parse_cpu_list
+from shared.process.cores import NumaNode, bind_to_node, numa_nodes, parse_cpu_list
 
 
 def make_nodes(monkeypatch: pytest.MonkeyPatch, folder: Path, lists: dict[int, str]) -> None:
@@ -26,17 +26,6 @@ def make_nodes(monkeypatch: pytest.MonkeyPatch, folder: Path, lists: dict[int, s
 )
 def test_cpu_lists(text: str, expected: set[int]) -> None:
     assert parse_cpu_list(text) == expected
-
-
-def test_a_field_is_that_of_the_first_core(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path = tmp_path / "cpuinfo"
-    path.write_text("model name\t: A CPU: 9\nmodel\t\t: 17\n\nmodel name\t: another\n")
-    monkeypatch.setattr(cores, "CPUINFO", path)
-    assert [cpu_field("model"), cpu_field("model name"), cpu_field("flags")] == [
-        "17",
-        "A CPU: 9",
-        "",
-    ]
 
 
 def test_nodes_without_available_cores_are_left_out(

@@ -75,6 +75,9 @@ def test_a_foreign_key_is_logged_by_name(file: str, caplog):
             ["--max-long-partial-prefills", "3"],
             "max-long-partial-prefills: 3: at most.*prefills, 2",
         ),
+        (["--max-model-len", "9" * 400 + "k"], "max-model-len: '9+k': must be a valid integer"),
+        (["--served-model-name", "[" * 100_000], "expected a JSON list"),
+        (["--pooler-config", '{"a":' * 100_000], "expected a JSON object"),
         (
             ["--long-prefill-token-threshold", "-1"],
             "long-prefill-token-threshold: '-1'.*equal to 0",
@@ -182,9 +185,17 @@ def test_a_wrong_number_of_workers_is_one_error(num: str):
         load_settings(ServeConfig, [f"--workers={num}"], "shoal serve")
 
 
-def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path):
-    (tmp_path / "bad.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match="not YAML"):
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"a: [1\n", "is not YAML"),
+        (b"model: secret\xff\n", "is not UTF-8$"),
+        (b"[" * 3000, "is nested too deeply$"),
+    ],
+)
+def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, content: bytes, text: str):
+    (tmp_path / "bad.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match=text):
         load_settings(ServeConfig, ["--config", str(tmp_path / "bad.yaml")], "shoal serve")
 
 

@@ -26,8 +26,8 @@ from shared.batch.check import MAX_ERRORS, Checked, check
 from shared.batch.lines import LineError
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Done, Plan, read_results
+from shared.client.sender import KeyRefused, Sender
 from shared.process.fair_slots import FairSlots
-from shared.sender import KeyRefused, Sender
 from shared.settings.gateway import GatewayConfig
 
 BATCH_REQUESTS = Counter(

@@ -16,8 +16,8 @@ from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.leftovers import remove_leftovers
 from services.gateway.http.fair_time import FairThreads
 from shared.batch.results import WrongResults
+from shared.client.sender import BatchStopped
 from shared.process.fair_slots import FairSlots
-from shared.sender import BatchStopped
 from shared.settings.gateway import GatewayConfig
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from services.gateway.http.internal_socket import OWNER_HEADER, RESPONSE_HEADER
 from services.gateway.http.json_reply import encode
 from services.gateway.http.log_limit import LogLimit
 from services.gateway.http.request_id import HEADER as REQUEST_ID
+from shared.client.sender import BatchStopped, NoReply, Sender
 from shared.errors import Overloaded, StoreFailed
-from shared.sender import BatchStopped, NoReply, Sender
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())

@@ -49,6 +49,26 @@ def refusal(*arguments: Any, **more: Any) -> InvalidRequest:
     return raised.value
 
 
+def nested(num_levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(num_levels):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user", "content": [{"type": nested(5000)}]},
+        {"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": nested(5000)}}}]},
+    ],
+)
+def test_a_message_nested_more_deeply_than_the_stack_is_refused(message: dict[str, Any]):
+    source = "{{ messages[0].tool_calls[0].function.arguments + '' }}"
+    error = refusal(source, [message])
+    assert (error.param, error.message) == ("messages", "messages are nested too deeply")
+
+
 def test_a_setting_gives_variables_that_a_request_leaves_out():
     source = "{{ enable_thinking }} {{ effort }}"
     defaults = {"enable_thinking": False, "effort": "low"}

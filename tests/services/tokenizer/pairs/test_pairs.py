@@ -40,6 +40,15 @@ def read(model: TextModel, *pair: str) -> str:
     return model.decode_many(encoded(model, *pair)[0].tolist())
 
 
+def test_a_document_is_cut_without_the_gil(tmp_path: Path, monkeypatch) -> None:
+    """It may have megabytes; ``encode_exactly`` is for a few words, and holds the GIL."""
+    model = make_model(tmp_path, PAIRS)
+    whole, _ = encoded(model, "who?", "me " * 9)
+    monkeypatch.delattr(TextModel, "encode_exactly")
+    ids, _ = encoded(model, "who?", "me " * 9, truncation=Truncation(len(whole) - 2))
+    assert 0 < len(ids) <= len(whole) - 2
+
+
 def test_without_a_template_both_stand_side_by_side(tmp_path: Path) -> None:
     model = make_model(tmp_path, CHAT)
     assert read(model, "who?", "me") == "who?<|endoftext|>me<|endoftext|>"

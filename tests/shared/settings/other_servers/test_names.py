@@ -8,11 +8,11 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.settings.gateway import GatewayConfig
+from shared.settings.known import NAMES
 from shared.settings.load import load_given, load_settings
 from shared.settings.other_servers.tables import FOREIGN, PROTECTING, SAME, SHORT, SWITCHED
 from shared.settings.other_servers.values import CACHE_SYNONYMS
 from shared.settings.serve import ServeConfig
-from shared.settings.translate import our_flags
 
 KNOWN = ServeConfig.model_fields.keys()
 
@@ -87,7 +87,7 @@ def test_an_object_may_be_given_key_by_key():
         *("--speculative-config.method", "mtp", "--port", "1"),
         "--speculative-config.num_speculative_tokens=2",
     ]
-    translated = our_flags(flags, KNOWN)
+    translated = NAMES.flags(flags, KNOWN)
     assert translated[:3] == ["--port", "1", "--speculative-config"]
     assert json.loads(translated[3]) == {"method": "mtp", "num_speculative_tokens": 2}
 

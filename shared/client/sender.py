@@ -1,7 +1,6 @@
 """Sends a request to a server until its answer is final."""
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -11,16 +10,7 @@ from types import MappingProxyType
 import aiohttp
 import msgspec
 
-from shared.errors import ShoalError
-
-
-def text_of_fault(error: BaseException) -> str:
-    """For an unreachable server only the reason, since the caller names the server."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0  # below 0 for a name that is not found
-        return os.strerror(number) if number > 0 else str(error.os_error.strerror)
-    return str(error) or type(error).__name__
-
+from shared.errors import ShoalError, text_of_fault
 
 PASSING = {408, 429, 502, 503, 504, 529}
 """Status codes that justify a retry; 529 is Anthropic's 503."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
+from cli.exit_codes import OK
 from shared.settings.base import Settings
 from shared.settings.gateway import GatewayConfig
 from shared.settings.scheduler import SchedulerConfig
@@ -70,12 +71,17 @@ def wanted_help(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def print_help(cls: type[Settings], prog: str, word: str) -> None:
-    """Prints ``help_text``; the reader may close the pipe early, as `head` does."""
+def show_help(cls: type[Settings], prog: str, arguments: Sequence[str]) -> None:
+    """Prints ``help_text`` and exits if ``arguments`` ask for it; the reader may close the pipe
+    early, as `head` does."""
+    word = wanted_help(arguments)
+    if word is None:
+        return
     try:
         print(help_text(cls, prog, word), flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(OK)
 
 
 def help_text(cls: type[Settings], prog: str, word: str) -> str:
