@@ -2,18 +2,15 @@
 that have them, and with 1, 4 and 8 different ones among its rows; also while others are added.
 
 Models of ``benchmarks.checkpoints`` in bfloat16; adapters change all linear layers, and of the
-models after ``--everywhere`` also routed experts, routers, the embedding and the head. Every run
-decodes the same sequences in plans of four steps. Rounds of all configurations alternate, in one
-process. Time is the CPU time of the thread that steps: other processes count little.
+models after ``--everywhere`` also routed experts, routers, the embedding and the head. Plans of
+four steps of all configurations alternate, in one process.
 """
 
 import argparse
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from statistics import median
-from threading import Event, Thread, get_native_id
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -25,10 +22,11 @@ from benchmarks.harness.step_engine import run_step
 from benchmarks.report import spread, write
 from services.worker.adapters.addition import Adapters
 from services.worker.adapters.sites import LoadedAdapter, LowRank, layer_shapes
+from shared.process.cores import lower_priority
 from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 
-PROMPT, NUM_STEPS, MAX_LEN = 32, 4, 512
+PROMPT, NUM_STEPS, MAX_LEN = 32, 4, 256
 NO_IDS = np.zeros(0, np.int32)
 PLAIN, UNUSED = "disabled", "no rows"
 
@@ -49,40 +47,45 @@ def make_adapter(adapters: Adapters, number: int, rank: int, everywhere: bool) -
     return LoadedAdapter(f"{number:032x}", rank, 0, layers)
 
 
-def decode(engine: Any, digests: Sequence[str], num_plans: int) -> float:
-    """Tokens per CPU second of one sequence for each of ``digests``."""
-    engine.reset()
-    num, size = len(digests), engine.capacity.block_size
-    params = SamplingParams(seed=0, temperature=0.0, max_tokens=MAX_LEN, ignore_eos=True)
-    blocks = np.arange(num * (MAX_LEN // size)).reshape(num, -1).tolist()
-    admits = [
-        Admit(
-            slot, f"{slot}", 1, 0, 0, PROMPT, PROMPT, 0, params, blocks[slot],
-            options=write_options(RequestOptions(adapter=digest)),
-        )
-        for slot, digest in enumerate(digests)
-    ]  # fmt: skip
-    ids = np.random.default_rng(0).integers(8, 4000, num * PROMPT).astype(np.int32)
-    rows = [Prefill(slot, PROMPT) for slot in range(num)]
-    run_step(engine, StepPlan(1, [], admits, [], rows, []), ids)
-    continued = [Decode(slot) for slot in range(num)]
-    started_s, num_tokens = time.thread_time(), 0
-    for step in range(num_plans):
-        plan = StepPlan(2 + step, [], [], [], [], continued, 0, NUM_STEPS)
-        _, arrays = run_step(engine, plan, NO_IDS)
-        num_tokens += len(arrays.ids)
-    return num_tokens / (time.thread_time() - started_s)
+class Streams:
+    """Sequences of an engine, one for each of ``digests`` of a group; each group decodes apart."""
+
+    def __init__(self, engine: Any, groups: Sequence[Sequence[str]]) -> None:
+        self._engine, self._step = engine, 1
+        digests = [digest for group in groups for digest in group]
+        num, size = len(digests), engine.capacity.block_size
+        params = SamplingParams(seed=0, temperature=0.0, max_tokens=MAX_LEN, ignore_eos=True)
+        blocks = np.arange(num * (MAX_LEN // size)).reshape(num, -1).tolist()
+        admits = [
+            Admit(
+                slot, f"{slot}", 1, 0, 0, PROMPT, PROMPT, 0, params, blocks[slot],
+                options=write_options(RequestOptions(adapter=digest)),
+            )
+            for slot, digest in enumerate(digests)
+        ]  # fmt: skip
+        ids = np.random.default_rng(0).integers(8, 4000, num * PROMPT).astype(np.int32)
+        rows = [Prefill(slot, PROMPT) for slot in range(num)]
+        run_step(engine, StepPlan(1, [], admits, [], rows, []), ids)
+
+    def decode(self, slots: range) -> float:
+        """Tokens per second of a plan."""
+        self._step += 1
+        rows = [Decode(slot) for slot in slots]
+        started_s = time.perf_counter()
+        plan = StepPlan(self._step, [], [], [], [], rows, 0, NUM_STEPS)
+        _, arrays = run_step(self._engine, plan, NO_IDS)
+        return len(arrays.ids) / (time.perf_counter() - started_s)
 
 
 @contextmanager
 def adding(adapters: Adapters, more: Sequence[LoadedAdapter]) -> Iterator[list[float]]:
-    """Adds and removes adapters on a thread of low priority, over and over; yields the times in
-    s."""
+    """Adds and removes adapters over and over, on a thread of the priority that loading has; yields
+    the times in s."""
     is_over, times_s = Event(), list[float]()
 
     def work() -> None:
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), 19)
-        while not is_over.is_set():
+        lower_priority()
+        while more and not is_over.is_set():
             for each in more:
                 started_s = time.perf_counter()
                 adapters.table.add(each)
@@ -99,50 +102,43 @@ def adding(adapters: Adapters, more: Sequence[LoadedAdapter]) -> Iterator[list[f
 
 
 def measure(name: str, num_rows: int, args: argparse.Namespace) -> Any:
-    rank, threads, rounds, plans = args.rank, args.threads, args.rounds, args.plans
-    settings = {"dtype": "bfloat16", "num_threads": threads, "max_num_seqs": num_rows}
-    settings |= {"max_model_len": MAX_LEN}
-    model, everywhere = checkpoint(name), name in args.everywhere
-    plain = make_engine(model, "native", **settings)
-    engine = make_engine(
-        model, "native", **settings, enable_lora=True, max_lora_rank=rank, max_loras=num_rows
-    )
+    rank, everywhere = args.rank, name in args.everywhere
+    settings = {"dtype": "bfloat16", "num_threads": args.threads, "max_model_len": MAX_LEN}
+    model, counts = checkpoint(name), sorted({1, num_rows // 2, num_rows})
+    settings |= {"max_num_seqs": num_rows * (len(counts) + 2)}
+    plain = Streams(make_engine(model, "native", **settings), [[""] * num_rows])
+    settings |= {"enable_lora": True, "max_loras": num_rows, "max_lora_rank": rank}
+    engine = make_engine(model, "native", **settings)
     (adapters,) = engine.additions
-    numbers = range(1, num_rows + 3)
-    made = [make_adapter(adapters, number, rank, everywhere) for number in numbers]
+    made = [make_adapter(adapters, 1 + i, rank, everywhere) for i in range(num_rows + 2)]
     for each in made[:num_rows]:
         adapters.table.add(each)
-    digests = [each.digest for each in made]
-    runs: dict[str, Callable[[], float]] = {
-        PLAIN: lambda: decode(plain, [""] * num_rows, plans),
-        UNUSED: lambda: decode(engine, [""] * num_rows, plans),
-    }
-    for num in sorted({1, num_rows // 2, num_rows}):
-        runs[f"{num} adapters"] = lambda num=num: decode(  # type: ignore[misc]
-            engine, [digests[row % num] for row in range(num_rows)], plans
-        )
+    groups = {UNUSED: [""] * num_rows}
+    for num in counts:
+        groups[f"{num} adapters"] = [made[row % num].digest for row in range(num_rows)]
+    last = f"{num_rows} adapters, others are added"
+    groups[last] = groups[f"{num_rows} adapters"]
+    streams = Streams(engine, [*groups.values()])
+    found: dict[str, list[float]] = {group: [] for group in (PLAIN, *groups)}
     add_s: list[float] = []
+    for _ in range(args.rounds):
+        found[PLAIN].append(plain.decode(range(num_rows)))
+        for number, group in enumerate(groups):
+            slots = range(number * num_rows, (number + 1) * num_rows)
+            with adding(adapters, made[num_rows:] if group == last else []) as times_s:
+                found[group].append(streams.decode(slots))
+            add_s += times_s
+    return report(found, add_s)
 
-    def while_adding() -> float:
-        with adding(adapters, made[num_rows:]) as times_s:
-            found = decode(engine, digests[:num_rows], plans)
-        add_s.extend(times_s)
-        return found
 
-    runs[f"{num_rows} adapters, others are added"] = while_adding
-    for run in runs.values():
-        run()
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
-        for name, run in runs.items():
-            found[name].append(run())
+def report(found: dict[str, list[float]], add_s: list[float]) -> Any:
     return {
         "tokens/s": {name: spread(each) for name, each in found.items()},
         f"share of {PLAIN}": {
             name: spread([one / other for one, other in zip(each, found[PLAIN], strict=True)])
             for name, each in found.items()
         },
-        "adding an adapter, ms": round(1000 * median(add_s), 1),
+        "adding an adapter, ms": spread([1000 * each for each in add_s]),
     }
 
 
@@ -151,9 +147,8 @@ if __name__ == "__main__":
     parser.add_argument("--models", nargs="+", default=["small", "medium"])
     parser.add_argument("--streams", nargs="+", type=int, default=[8])
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--plans", type=int, default=16, help="of four steps each")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--everywhere", nargs="+", default=[], metavar="MODEL")
     args = parser.parse_args()
     write(

@@ -120,7 +120,7 @@ void expand_runs(const AdaptedRun<T>* runs, int num_runs, int size, float scale,
   static Scratch<int> ends;
   int num = 0;
   for (int i = 0; i < num_runs; i++) num += runs[i].pieces->num;
-  Products<Expand, 4> expand = {expands.of(num), ends.of(num)};
+  Products<Expand, 16> expand = {expands.of(num), ends.of(num)};
   const T* inner = adapted_inner<T>.memory;
   for (int i = 0; i < num_runs; i++) {
     const AdaptedRun<T>& run = runs[i];
