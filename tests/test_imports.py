@@ -104,7 +104,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"extension"},
         {
             *("adapters.extension", "media.extension", "moves.extension", "ranks.extension"),
-            *("media.encoder_service", "stores.extension", "traces"),
+            *("media.encoder_service", "stores.extension", "stores.disk_link", "traces"),
         },
         {"service"},
         {"__main__"},

@@ -25,6 +25,7 @@ from shared.wire.messages import (
     Credit,
     Encoded,
     Failed,
+    Fetched,
     Finished,
     Generate,
     Grant,
@@ -42,6 +43,7 @@ from shared.wire.messages import (
     SamplingParams,
     Settled,
     SpanReport,
+    Spilled,
     StepPlan,
     StepResult,
     TokenRun,
@@ -77,7 +79,10 @@ PIXELS = np.arange(12, dtype=np.uint8)
 STORED = np.arange(100, 112, dtype=np.int32)
 INVENTORY = Inventory("store", "location", 4, 100)
 INBOX = Inbox("layout", "location", 2, 100, "tcp://127.0.0.1:1", "decode", 1, "s")
-OF_WORKER = StepResult | Adapters | Encoded | Inventory | Copied | Inbox | Arrived | Settled
+OF_COPIES = Copied | Fetched | Spilled
+OF_WORKER = StepResult | Adapters | Encoded | Inventory | OF_COPIES | Inbox | Arrived | Settled
+DISK = msgspec.structs.replace(INVENTORY, store="below", location="disk", is_on_disk=True)
+EMPTY: list[np.ndarray] = [np.zeros(0, np.uint8), NO_IDS]
 
 
 def _keys_of(prompt: np.ndarray, num: int) -> list[bytes]:
@@ -150,6 +155,9 @@ class SchedulerArena:
             (Arrived(stored), []),
             (Arrived(fresh, True), []),
             (Settled(stored), []),
+            (DISK, self.inventory),
+            (Fetched(2, stored[:1], 0.1), []),
+            (Spilled(2, stored[:1], is_down=True), []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
@@ -164,6 +172,15 @@ class SchedulerArena:
             "copies of no plan": (12, msgspec.structs.replace(copied, step=1), []),
             "saves of another plan": (12, with_stored, []),
             "an Inbox again": (14, INBOX, []),
+            "places of another size on a disk": (
+                17,
+                msgspec.structs.replace(DISK, place_bytes=99),
+                self.inventory,
+            ),
+            "fetches of no plan": (18, Fetched(1), []),
+            "fetches of another plan": (18, Fetched(2, fresh), []),
+            "spills of no plan": (19, Spilled(1), []),
+            "spills of another plan": (19, Spilled(2, fresh), []),
             "an Inbox for another cell": (13, msgspec.structs.replace(INBOX, cell="t"), []),
             "more guests than an inbox has places": (14, Arrived(stored, True), []),
             "more blocks than an inbox has places": (14, Arrived([*stored, *fresh]), []),
@@ -270,11 +287,7 @@ class SchedulerArena:
         if index:
             self._service.on_message(ends.tokenizer, self.generate, [PROMPT, NO_IDS])
         self._service.on_message(ends.beside, OTHER, [PROMPT, NO_IDS])
-        if isinstance(self.examples[index][0], Copied):
-            self._service.on_message(ends.worker, INVENTORY, self.inventory)
-            stored = Generate("l~1/0", 1, PLAIN, [NewSequence("l~1/0/0")])
-            self._service.on_message(ends.tokenizer, stored, [STORED, NO_IDS])
-            await asyncio.sleep(0)  # it plans a step to admit, and next one with copies
+        await self._begin_copies(ends, self.examples[index][0])
         if isinstance(self.examples[index][0], Arrived):
             self._service.on_message(ends.worker, INBOX, [])
         await asyncio.sleep(0)
@@ -302,6 +315,24 @@ class SchedulerArena:
         self._service.on_up(tokenizer)
         self._service.on_up(beside)
         return _Ends(tokenizer, beside, self._new_worker(), SimulatedWorker(self.capacity))
+
+    async def _begin_copies(self, ends: _Ends, example: Message) -> None:
+        """Blocks are loaded, fetched or spilled."""
+        is_of_disk = isinstance(example, Fetched | Spilled) or example is DISK
+        if not isinstance(example, Copied) and not is_of_disk:
+            return
+        is_below = isinstance(example, Fetched)
+        memory = INVENTORY
+        if isinstance(example, Spilled):  # there is no free place
+            memory = msgspec.structs.replace(INVENTORY, store="full", num_places=2)
+        full: list[np.ndarray] = [self.inventory[0], np.array([1, 0], np.int32)]
+        self._service.on_message(ends.worker, memory, EMPTY if is_below else full)
+        if isinstance(example, Fetched | Spilled):
+            self._service.on_message(ends.worker, DISK, full if is_below else EMPTY)
+        if isinstance(example, Copied | Fetched):
+            stored = Generate("l~1/0", 1, PLAIN, [NewSequence("l~1/0/0")])
+            self._service.on_message(ends.tokenizer, stored, [STORED, NO_IDS])
+        await asyncio.sleep(0)  # it plans a step to admit, and next one with copies
 
     def _new_worker(self) -> FakePeer:
         worker = connect("worker", self.model, self.capacity)

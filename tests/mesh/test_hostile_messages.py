@@ -99,6 +99,7 @@ def store_worker(directory: Path) -> Arena:
     save_hybrid(directory, "qwen3.5")
     shutil.copy(EMBEDDED_MODEL / TOKENIZER_FILE, directory)
     store = {"kv_offloading_size": 1 / 64, "kv_offloading_dir": directory / "kv"}
+    store |= {"kv_disk_size": 1 / 64, "kv_disk_dir": directory / "disk"}
     return StoreWorkerArena(make_engine(directory, "native", **store))
 
 

@@ -88,6 +88,24 @@ async def test_turns_go_on_from_the_store_with_equal_texts(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+async def test_turns_go_on_from_a_disk_below_a_small_memory(tmp_path: Path) -> None:
+    """The store in memory has the last blocks alone."""
+    memory = tmp_path / "kv"
+    small = ("--kv-offloading-size", "0.003", "--kv-offloading-dir", str(memory))
+    disk = ("--kv-disk-size", "0.25", "--kv-disk-dir", str(tmp_path / "disk"))
+    async with server(tmp_path / "without", *small) as plain:
+        wanted, few = await play(plain)
+    shutil.rmtree(memory)
+    async with server(tmp_path / "with", *small, *disk) as served:
+        found, many = await play(served)
+        metrics = await served.metrics("worker")
+    assert found == wanted
+    assert many > few
+    assert metrics['shoal_kv_store_bytes_total{direction="spill"}'] > 0
+    assert metrics['shoal_kv_store_bytes_total{direction="fetch"}'] > 0
+
+
+@pytest.mark.slow
 async def test_a_restarted_server_has_the_store_of_the_last_one(tmp_path: Path) -> None:
     prompt = ids_of(7, 320)
     async with server(tmp_path, *with_store(tmp_path)) as served, served.client() as client:
@@ -104,7 +122,7 @@ async def until_saved(served: Serving, num_blocks: int) -> None:
     async with asyncio.timeout(30):
         while True:
             metrics = await served.metrics("scheduler")
-            if metrics.get('shoal_kv_store_places{state="full"}', 0) >= num_blocks:
+            if metrics.get('shoal_kv_store_places{medium="memory",state="full"}', 0) >= num_blocks:
                 return
             await asyncio.sleep(0.2)
 

@@ -11,17 +11,20 @@ from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.plan_check import PlanCheck
 from services.worker.service import EXTENSIONS, OBSERVERS
 from services.worker.step_thread import StepThread
+from services.worker.stores.part import Row
 from shared.errors import CodecError
 from shared.link.extension import is_taken
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array, decode, encode
 from shared.wire.messages import (
+    FIRST_STATE,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Admit,
     Decode,
     Drop,
     Extend,
+    Fetch,
     Forget,
     ForgetAdapter,
     Hello,
@@ -35,7 +38,9 @@ from shared.wire.messages import (
     ResultRow,
     SamplingParams,
     Save,
+    Spill,
     StepPlan,
+    Unfetch,
 )
 from tests.mesh.arena_parts import (
     NO_IDS,
@@ -272,34 +277,41 @@ class StoreWorkerArena(WorkerArena):
     def __init__(self, engine: Any) -> None:
         super().__init__(engine, is_fast=True)
         prompt, header = np.resize(PROMPT, 100), self._part.own.header
-        num_places, capacity = header.num_places, engine.capacity
+        capacity = engine.capacity
         keys, key = [16 * bytes([each]) for each in range(4)], 16 * b"k"
         row = (1, 0, 0, 100, 100)
         admit = Admit(0, "a~1/0/0", *row, 0, PLAIN, [*range(7)], to_state=0)
         first = StepPlan(1, [], [admit], [], [Prefill(0, 100)], [])
         saves = [Save(each, block, block + 2) for block, each in enumerate(keys)]
-        saves += [Save(key, 0, num_places + 1)]
+        saves += [Save(key, 0, FIRST_STATE + 1)]
         save = replace(first, step=2, admit=[], prefill=[], rows=saves)
         hit = Admit(1, "b~1/0/0", *row, 64, PLAIN, [*range(7, 14)], from_state=1, to_state=1)
         later = replace(save, step=3, admit=[hit], decode=[Decode(0)], rows=[])
         loads = [Load(each, 7 + block, header.id, block + 2) for block, each in enumerate(keys)]
-        loads += [Load(key, 1, header.id, num_places + 1, slot=1)]
-        rows = [Forget(6), Forget(num_places), *loads]
+        loads += [Load(key, 1, header.id, FIRST_STATE + 1, slot=1)]
+        rows = [Forget(6), Forget(FIRST_STATE), *loads]
         load = replace(save, step=4, prefill=[Prefill(1, 36)], rows=rows)
-        self.examples = [(first, [prompt]), (save, [NO_IDS]), (later, [prompt]), (load, [NO_IDS])]
-        num_all = num_places + header.num_states
+        rows = [Forget(1, is_on_disk=True), Spill(keys[0], 2, 1), Fetch(keys[0], header.id, 1)]
+        on_disk = replace(save, step=5, rows=[*rows, Unfetch(keys[0])])
+        steps = [(first, prompt), (save, NO_IDS), (later, prompt), (load, NO_IDS)]
+        self.examples = [(plan, [ids]) for plan, ids in (*steps, (on_disk, NO_IDS))]
+        num_all = FIRST_STATE + header.num_states
 
-        def lie(row: Save | Load | Forget) -> tuple[int, Message, list[np.ndarray]]:
+        def lie(row: Row) -> tuple[int, Message, list[np.ndarray]]:
             return 1, replace(save, rows=[row]), [NO_IDS]
 
         num_blocks, num_states = capacity.num_blocks, capacity.num_states
         self.lies = {
             "a block that the cache has not": lie(Save(key, num_blocks, 0)),
-            "a state that the cache has not": lie(Save(key, num_states, num_places)),
+            "a state that the cache has not": lie(Save(key, num_states, FIRST_STATE)),
             "a place that the store has not": lie(Save(key, 0, num_all)),
             "a free place that the store has not": lie(Forget(num_all)),
             "a load to a block that the cache has not": lie(Load(key, num_blocks, "s", 0)),
             "a load to a state that the cache has not": lie(Load(key, num_states, "s", 0, 0)),
+            "a place that the disk has not": lie(Spill(key, 0, num_all)),
+            "a free place that the disk has not": lie(Forget(num_all, is_on_disk=True)),
+            "an end of no fetch": lie(Unfetch(key)),
+            "a load of no fetch": lie(Load(key, 0, "s", 0, is_fetched=True)),
             "a load to no slot": lie(Load(key, 0, "s", 0, capacity.max_num_seqs)),
         }
 
@@ -307,9 +319,17 @@ class StoreWorkerArena(WorkerArena):
     def _part(self) -> Any:
         return self._engine.additions[-1].part
 
+    def _extensions(self) -> list[WorkerExtension]:
+        """Each has threads of its own. A former plan has admitted slot 1 with copy 1."""
+        self._part.disk.stop()
+        made: list[Any] = super()._extensions()
+        made[-1]._awaited[1] = 1
+        return made
+
     def _prepare(self, index: int) -> None:
         """Nobody has checked these plans, nor waits for their reports."""
         self._part.on_copied = lambda copied: None
+        self._part.on_spilled = lambda step, copies: None
         super()._prepare(index)
 
 

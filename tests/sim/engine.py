@@ -76,9 +76,10 @@ class _Worker(MovingWorker, StoringWorker):
 class SimulatedEngine(StepEngine):
     """Checks every plan. ``fails_next``: memory runs out in the next step. ``adapters`` are there
     for sequences, a bounded number of different ones at once. Blocks are saved in its ``own`` store
-    and loaded from ``stores``; ``copied`` has the answers by step. ``pushed`` are blocks for other
-    workers, by step; each reset begins with one of ``next_inboxes``. Results report ``step_s``, by
-    which workers seem to differ in speed."""
+    and loaded from ``stores``, and spilled to its ``disk`` and fetched from ``disks``; ``copied``
+    has the answers by step. ``pushed`` are blocks for other workers, by step; each reset begins
+    with one of ``next_inboxes``. Results report ``step_s``, by which workers seem to differ in
+    speed."""
 
     def __init__(
         self,
@@ -87,8 +88,11 @@ class SimulatedEngine(StepEngine):
         own: SimulatedStore | None = None,
         stores: dict[str, SimulatedStore] | None = None,
         num_pieces: int = 0,
+        disk: SimulatedStore | None = None,
+        disks: dict[str, SimulatedStore] | None = None,
     ) -> None:
         self.own, self.stores = own, stores or {}
+        self.disk, self.disks = disk, disks or {}
         self._num_pieces = num_pieces
         self.copied: dict[int, Copied] = {}
         self.pushed: dict[int, list[Pushed]] = {}
@@ -114,6 +118,8 @@ class SimulatedEngine(StepEngine):
             write=self._write,
             own=self.own,
             stores=self.stores,
+            disk=self.disk,
+            disks=self.disks,
             inbox=self.next_inboxes.popleft(),
             num_pieces=self._num_pieces,
         )

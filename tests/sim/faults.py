@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shared.wire.messages import EVERY_LAYER, GROUPS_MINOR, STATES_MINOR
 from tests.sim.mesh import KINDS, SETTLED_S, Host, Kind, Mesh
 from tests.sim.network import LATENCY_S, Connection
+from tests.sim.stores import DISK_S
 from tests.sim.virtual_loop import THREAD_S, TURN_S, Process
 
 MAX_TURNS = 300
@@ -39,6 +40,8 @@ FAULTS = {
     "jump": 1,
     "damage": 1,
     "break_store": 1,
+    "break_disk": 1,
+    "slow_disk": 1,
     "leave": 3,
     "lose_blocks": 1,
     "slow_blocks": 1,
@@ -178,6 +181,16 @@ class Faults:
         if host.engine is not None and host.engine.own is not None:
             self._note(f"the store of {host.name} takes no more", host)
             host.engine.own.is_down = True
+
+    def break_disk(self) -> None:
+        self._note("the disks take no more")
+        for each in self._mesh.folders.disks.values():
+            each.is_down = True
+
+    def slow_disk(self) -> None:
+        self._note("the disks are slow")
+        self._mesh.folders.disk_s = self._random.choice([5e-2, 0.5, 4.0])
+        self._later(setattr, self._mesh.folders, "disk_s", DISK_S)
 
     def lose_blocks(self) -> None:
         host = self._victim("worker")

@@ -153,7 +153,7 @@ class Mesh:
         self.network = Network(self.loop, is_logged)
         self.shape = shape
         has_states = shape.capacity.num_states is not None
-        self.folders = Folders(shape.num_locations, shape.num_places, has_states)
+        self.folders = Folders(shape.num_locations, shape.num_places, has_states, shape.num_on_disk)
         self.exchange = Exchange(self.loop, self._worker)
         self.sites = [
             Site(kind, number, shape.settings[kind])
@@ -277,7 +277,13 @@ class Mesh:
                 number = int(host.name[1:])
                 location, own, stores = self.folders.open(number, host)
                 engine = host.engine = SimulatedEngine(
-                    model(), self.shape.capacity, own, stores, self.shape.moves.num_pieces
+                    model(),
+                    self.shape.capacity,
+                    own=own,
+                    stores=stores,
+                    num_pieces=self.shape.moves.num_pieces,
+                    disk=self.folders.open_disk(host),
+                    disks=self.folders.disks,
                 )
                 engine.step_s *= 1 + 2 * (number % 2)
                 service = MovingService(
@@ -289,6 +295,8 @@ class Mesh:
                     engine=lambda: engine,
                     speaks=host.minor is None
                     or host.minor >= least_minor(own, self.shape.capacity),
+                    folders=self.folders,
+                    speaks_of_disks=host.minor is None,
                     process=host,
                     exchange=self.exchange,
                     shape=self.shape.moves,
@@ -428,6 +436,12 @@ class Shape:
                 groups=groups,
                 num_states=num_states,
             )
+        self.num_on_disk = 0
+        if random is not None:
+            apart = Random(f"disks {random.getstate()}")
+            self.num_on_disk = apart.choice([0, 3, 100, 100])
+            if self.num_on_disk and apart.random() < 0.7:
+                self.num_places = apart.choice([3, 6, 12])
         if random is not None:
             self.num["encoder"] = Random(f"encoders {random.getstate()}").choice([0, 1, 1, 2])
         if random is not None and self._computes_items_whole(random):

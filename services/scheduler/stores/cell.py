@@ -12,13 +12,23 @@ from services.scheduler.stores.index import Location, Places, Store
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
-from shared.wire.messages import FIRST_STATE, Capacity, Copied, Inventory, Message
+from shared.wire.messages import (
+    FIRST_STATE,
+    Capacity,
+    Copied,
+    Fetched,
+    Inventory,
+    Message,
+    Spilled,
+)
 
 KEPT_S = 600.0
 """Time without an owner, after which a store is forgotten. Its owner may still bring it back."""
 MAX_KEPT = 16  # stores without owners
 
-PLACES = Gauge("shoal_kv_store_places", "Places for KV blocks and states in stores", ["state"])
+PLACES = Gauge(
+    "shoal_kv_store_places", "Places for KV blocks and states in stores", ["medium", "state"]
+)
 
 
 class CellStores(CellExtension):
@@ -26,57 +36,61 @@ class CellStores(CellExtension):
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._locations: dict[str, Location] = {}
+        self._memory: dict[str, Location] = {}
+        self._disks: dict[str, Location] = {}
         self._copies: dict[Peer, StoreCopies] = {}  # of attached workers
 
     def takes(self, peer: Peer, message: Message, arrays: Series[Array] = ()) -> bool:
         if peer.hello.service != "worker":
             return False
         match message:
-            case Inventory():
+            case Inventory(is_on_disk=False):
                 self._begin(peer, message, *arrays)
+            case Inventory():
+                self._add_disk(peer, message, *arrays)
             case Copied():
-                if peer not in self._copies:
-                    raise CodecError("a Copied without an Inventory")
-                self._copies[peer].note(message)
+                self._copies_of(peer).note(message)
+            case Fetched():
+                self._copies_of(peer).note_fetched(message)
+            case Spilled():
+                self._copies_of(peer).note_spilled(message)
             case _:
                 return False
         return True
+
+    def _copies_of(self, worker: Peer) -> StoreCopies:
+        if worker not in self._copies:
+            raise CodecError("copies without an Inventory")
+        return self._copies[worker]
 
     def on_detach(self, worker: Peer) -> None:
         if (copies := self._copies.pop(worker, None)) is not None:
             copies.close()
 
     def reset_prefix_cache(self) -> None:
-        for location in self._locations.values():
+        for location in (*self._memory.values(), *self._disks.values()):
             location.forget_all()
         for copies in self._copies.values():
             copies.reset()
 
     def look(self, now_s: float) -> None:
         self._drop_old(now_s)
-        stores = [
-            each for location in self._locations.values() for each in location.stores.values()
-        ]
-        parts = [part for each in stores for part in each.parts]
-        num_full = sum(len(each.full) for each in parts)
-        PLACES.labels("full").set(num_full)
-        PLACES.labels("free").set(sum(each.num_places for each in parts) - num_full)
+        for medium, locations in (("memory", self._memory), ("disk", self._disks)):
+            stores = [each for every in locations.values() for each in every.stores.values()]
+            parts = [part for each in stores for part in each.parts]
+            num_full = sum(len(each.full) for each in parts)
+            PLACES.labels(medium, "full").set(num_full)
+            num_free = sum(each.num_places for each in parts) - num_full
+            PLACES.labels(medium, "free").set(num_free)
 
     def _begin(self, worker: Peer, inventory: Inventory, keys: np.ndarray, places: Array) -> None:
         worker_id = self._cell.id_of(worker)
         if worker_id is None or worker in self._copies:
             raise CodecError("an Inventory of a worker that is not attached, or has sent one")
-        full = _checked(inventory, keys, places)
-        capacity = worker.hello.capacity
-        assert capacity is not None
-        _check_capacity(capacity, inventory)
+        store = self._store_of(worker, inventory, keys, places)
         if not self._cell.config.enable_prefix_caching:
             return
-        location = self._locations.setdefault(inventory.location, Location())
-        before = self._taken_out(inventory.store)
-        store = Store(inventory.store, _parts(inventory, full, before))
-        location.stores[store.name] = store
+        location = self._put(self._memory, inventory.location, store)
         state = self._cell.core.workers[worker_id]
 
         def put_back(sequence: Sequence) -> None:
@@ -85,9 +99,37 @@ class CellStores(CellExtension):
 
         self._copies[worker] = StoreCopies(state, location, store, put_back)
 
+    def _add_disk(
+        self, worker: Peer, inventory: Inventory, keys: np.ndarray, places: Array
+    ) -> None:
+        if not self._cell.config.enable_prefix_caching:
+            return
+        copies = self._copies_of(worker)
+        store = self._store_of(worker, inventory, keys, places)
+        sizes = [each.place_bytes for each in copies.store.parts]
+        if copies.disk is not None or [each.place_bytes for each in store.parts] != sizes:
+            raise CodecError("a second store on a disk, or one with places of another size")
+        location = self._put(self._disks, inventory.location, store)
+        copies.add_disk(location, store)
+
+    def _store_of(
+        self, worker: Peer, inventory: Inventory, keys: np.ndarray, places: Array
+    ) -> Store:
+        full = _checked(inventory, keys, places)
+        capacity = worker.hello.capacity
+        assert capacity is not None
+        _check_capacity(capacity, inventory)
+        before = self._taken_out(inventory.store)
+        return Store(inventory.store, _parts(inventory, full, before))
+
+    def _put(self, locations: dict[str, Location], name: str, store: Store) -> Location:
+        location = locations.setdefault(name, Location())
+        location.stores[store.name] = store
+        return location
+
     def _taken_out(self, name: str) -> Store | None:
         """The store as it was known; its owner may be a process before this one."""
-        for location in self._locations.values():
+        for location in (*self._memory.values(), *self._disks.values()):
             if (store := location.stores.pop(name, None)) is not None:
                 store.owner = None
                 return store
@@ -96,7 +138,7 @@ class CellStores(CellExtension):
     def _drop_old(self, now_s: float) -> None:
         """Drops stores that nobody has owned for long, and the first ones beyond the limit."""
         left: list[tuple[float, Location, Store]] = []
-        for location in self._locations.values():
+        for location in (*self._memory.values(), *self._disks.values()):
             for store in location.stores.values():
                 if store.owner is not None:
                     store.left_s = None
@@ -108,9 +150,13 @@ class CellStores(CellExtension):
         for number, (left_s, location, store) in enumerate(left):
             if number >= MAX_KEPT or now_s - left_s >= KEPT_S:
                 del location.stores[store.name]
-        used = {each.location for each in self._copies.values()}
-        self._locations = {
-            name: each for name, each in self._locations.items() if each.stores or each in used
+        reaches = [each.reach for each in self._copies.values()]
+        used = {each for reach in reaches for each in (reach.memory, reach.disk)}
+        self._memory = {
+            key: each for key, each in self._memory.items() if each.stores or each in used
+        }
+        self._disks = {
+            key: each for key, each in self._disks.items() if each.stores or each in used
         }
 
 

@@ -9,7 +9,8 @@ overwritten. Other workers find them once the plan has run.
 in the cache; with states it ends where the state is in one of both, and with windows where stores
 have the last blocks. The sequence gets its slot and its blocks, rows of later plans load them, and
 it is computed once all are there. If one is lost, it is forgotten, and the sequence returns to the
-queue for a shorter hit. A place is pinned until it is read. A state is loaded to the copy of its
+queue for a shorter hit. A place is pinned until it is read; a place on a disk is fetched before
+(``disk.py``). A state is loaded to the copy of its
 sequence; it stays there, and blocks of windows stay in theirs, as a keep point.
 
 **Suspects.** A lost worker may have died of the bytes that it loaded. These are forgotten, and a
@@ -20,21 +21,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
 
 from prometheus_client import Counter
 
-from services.scheduler.allocation import Allocation
 from services.scheduler.block_pool import KeepPoint
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence, WaitReason
+from services.scheduler.stores.disk import Copy, DiskCopies, Held
 from services.scheduler.stores.hits import StoreHits
-from services.scheduler.stores.index import Location, Places, Store, group_key, state_key
+from services.scheduler.stores.index import Location, Places, Reach, Store, group_key, state_key
 from services.scheduler.stores.saves import MAX_COPIES, MAX_COPY_BYTES, Saves
 from services.scheduler.stores.tables import LaterTables
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
-from shared.wire.messages import Copied, Forget, Load, PlanRow, Save
+from shared.wire.messages import Copied, Fetched, Forget, Load, PlanRow, Save, Spilled
 
 MIN_LOADED = 2
 """Blocks worth a load: the sequence waits for two plans."""
@@ -47,29 +47,6 @@ RECOVERED_TOKENS = Counter(
 )
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """A sequence with a slot, and the number of its blocks and states to load. The cache was reset
-    meanwhile if it ``is_stale``."""
-
-    sequence: Sequence
-    allocation: Allocation
-    num_left: int = 0
-    is_stale: bool = False
-
-
-class _Copy(NamedTuple):
-    """A block to load, or the state of a ``slot`` to its copy ``number``."""
-
-    held: _Held
-    key: bytes
-    number: int
-    store: str
-    places: Places
-    place: int
-    slot: int | None = None
-
-
 @dataclass(slots=True)
 class _Sent:
     """The rows of a plan without a result."""
@@ -77,7 +54,7 @@ class _Sent:
     step: int
     forgets: list[tuple[Places, int]] = field(default_factory=list)
     saves: dict[bytes, tuple[Places, int]] = field(default_factory=dict)
-    loads: list[_Copy] = field(default_factory=list)
+    loads: list[Copy] = field(default_factory=list)
     is_answered: bool = False
 
 
@@ -94,26 +71,31 @@ class StoreCopies(Resource):
         store: Store,
         put_back: Callable[[Sequence], None],
     ) -> None:
-        self.location = location
+        self.reach = Reach(location)
         self.store = store
+        self.disk: DiskCopies | None = None
         store.owner = self
         self._worker = worker
         self._pool, self._find = worker.pool, worker.index.find
         self._size = worker.capacity.block_size
         self._has_states = worker.blocks.has_states
-        self._hits = StoreHits(worker, location)
+        self._hits = StoreHits(worker, self.reach)
         self._tables = LaterTables(worker.capacity, worker.pool)
         self._put_back = put_back
-        self._held: dict[int, _Held] = {}  # by slot
+        self._held: dict[int, Held] = {}  # by slot
         sizes = worker.capacity.num_blocks, worker.capacity.num_states or 0
         pairs = zip(store.parts, sizes, strict=False)
         self._saves = [Saves(part, self._pool, worker.index, size) for part, size in pairs]
-        self._to_load: deque[_Copy] = deque()
+        self._to_load: deque[Copy] = deque()
         self._sent: deque[_Sent] = deque()
         self._is_down = False
         worker.index.on_add, worker.blocks.on_keep = self._add, self._add_point
         worker.resources.append(self)
         worker.may_await = True
+
+    def add_disk(self, location: Location, store: Store) -> None:
+        self.disk = DiskCopies(location, store, self.store)
+        self.reach.disk = location
 
     # --- sequences ------------------------------------------------------------------------------
 
@@ -129,13 +111,15 @@ class StoreCopies(Resource):
         if not self._tables.has_room(allocation, end):
             end = first
         self._use(sequence, end, [end])
-        held = self._held[allocation.slot] = _Held(sequence, allocation)
+        held = self._held[allocation.slot] = Held(sequence, allocation)
         if end == first:
             return
         loads = [*self._take_whole(held, first, end), *self._take_last(held, first, end)]
         for each in loads:
             each.places.pin(each.key)
-        self._to_load += loads
+        self._to_load += (each for each in loads if not each.is_on_disk)
+        if self.disk is not None:
+            self.disk.to_fetch += (each for each in loads if each.is_on_disk)
         held.num_left = len(loads)
         allocation.num_computed = end * self._size
         if allocation.junction <= end:
@@ -150,16 +134,23 @@ class StoreCopies(Resource):
         if held is None:
             return
         if held.num_left:
-            for each in self._to_load:
-                if each.held is held:
-                    each.places.unpin(each.key)
-            self._to_load = deque(each for each in self._to_load if each.held is not held)
+            self._give_up(held)
         ends = [each.num_blocks for each in held.allocation.keep_points[-2:]]
         self._use(held.sequence, held.allocation.num_indexed, ends)
 
     def distrust(self, sequence: Sequence) -> None:
         for key in self._hits.all_keys(sequence, sequence.allocated.num_indexed):
-            self.location.forget(key)
+            self.reach.forget(key)
+
+    def _give_up(self, held: Held) -> None:
+        """Nobody waits for its copies any more."""
+        queues = [self._to_load] if self.disk is None else [self._to_load, self.disk.to_fetch]
+        for queue in queues:
+            for each in [each for each in queue if each.held is held]:
+                queue.remove(each)
+                each.places.unpin(each.key)
+                if self.disk is not None and each.is_on_disk and queue is self._to_load:
+                    self.disk.unfetch(each)
 
     def _end_of(self, sequence: Sequence, first: int, *, loads_states: bool) -> int:
         """The number of blocks to begin with; the ``first`` ones are in the cache."""
@@ -168,7 +159,7 @@ class StoreCopies(Resource):
         end = self._hits.find_end(sequence, first, loads_states=loads_states)
         return end if end - first >= MIN_LOADED else first
 
-    def _take_whole(self, held: _Held, first: int, end: int) -> Iterator[_Copy]:
+    def _take_whole(self, held: Held, first: int, end: int) -> Iterator[Copy]:
         """Shares the blocks in the cache; yields the loads of the other ones."""
         if not self._hits.has_whole:
             return
@@ -182,7 +173,7 @@ class StoreCopies(Resource):
                 self._pool.free([blocks[number]])
                 blocks[number] = cached
 
-    def _take_last(self, held: _Held, first: int, end: int) -> Iterator[_Copy]:
+    def _take_last(self, held: Held, first: int, end: int) -> Iterator[Copy]:
         """The loads for layers with windows or a state. Blocks are taken after the cached ones are
         shared, which they may evict."""
         self._tables.move(held.allocation, end)
@@ -194,7 +185,7 @@ class StoreCopies(Resource):
         if self._has_states:
             yield from self._take_state(held, end)
 
-    def _take_state(self, held: _Held, end: int) -> Iterator[_Copy]:
+    def _take_state(self, held: Held, end: int) -> Iterator[Copy]:
         """Has the slot begin with the state behind ``end`` blocks; yields its load if the cache
         lacks it."""
         allocation = held.allocation
@@ -209,11 +200,12 @@ class StoreCopies(Resource):
         assert allocation.to_state is not None
         yield self._copy(held, state_key(key), allocation.to_state, allocation.slot)
 
-    def _copy(self, held: _Held, key: bytes, number: int, slot: int | None = None) -> _Copy:
-        found = self.location.find(key)
+    def _copy(self, held: Held, key: bytes, number: int, slot: int | None = None) -> Copy:
+        found = self.reach.find(key)
         assert found is not None
-        store, places = found
-        return _Copy(held, key, number, store, places, places.first + places.full[key], slot)
+        store, places, is_on_disk = found
+        place = places.first + places.full[key]
+        return Copy(held, key, number, store, places, place, slot, is_on_disk)
 
     def _use(self, sequence: Sequence, num_blocks: int, ends: Iterable[int]) -> None:
         """Notes the use of its first blocks: the last one is overwritten first, since the ones
@@ -222,34 +214,42 @@ class StoreCopies(Resource):
         whole = (sequence.block_hash(each, self._size) for each in numbers)
         last = (key for end in ends for key in self._hits.last_keys(sequence, end))
         for key in chain(whole, last):
-            if (found := self.location.find(key)) is not None:
-                found[1].use(key)
+            self.reach.use(key)
 
     # --- plans ----------------------------------------------------------------------------------
 
     def rows(self, step: int) -> list[PlanRow]:
-        if not (
-            self._to_load or any(self._saves) or any(each.forgets for each in self.store.parts)
-        ):
+        disk = self.disk
+        parts = [part for store in self._own for part in store.parts]
+        has_forgets = any(each.forgets for each in parts)
+        has_rows = disk is not None and disk.has_rows
+        if not (self._to_load or any(self._saves) or has_forgets or has_rows):
             return []
         sent = _Sent(step)
-        rows = [*self._forget(sent), *self._save(sent), *self._load(sent)]
+        forgets, saves, loads = self._forget(sent), self._save(sent), self._load(sent)
+        rows = [*forgets, *saves, *loads]
+        if disk is not None:
+            rows = [*forgets, *disk.spills(step), *saves, *loads, *disk.fetches(step)]
         if rows:
             self._sent.append(sent)
         return rows
 
     def _forget(self, sent: _Sent) -> list[PlanRow]:
-        if self._is_owner:
-            forgets = [(part, place) for part in self.store.parts for place in part.forgets]
-            sent.forgets = forgets[:MAX_FORGETS]
-            for part, place in sent.forgets:
-                del part.forgets[place]
-        return [Forget(part.first + place) for part, place in sent.forgets]
+        rows: list[PlanRow] = []
+        for store in self._own:
+            for part in store.parts:
+                places = [*part.forgets][: MAX_FORGETS - len(rows)]
+                for place in places:
+                    del part.forgets[place]
+                sent.forgets += ((part, place) for place in places)
+                is_on_disk = store is not self.store
+                rows += (Forget(part.first + place, is_on_disk) for place in places)
+        return rows
 
     def _save(self, sent: _Sent) -> list[PlanRow]:
         rows: list[PlanRow] = []
         for saves in self._saves:
-            for key, number, place in saves.take(self.location):
+            for key, number, place in saves.take(self.reach.memory):
                 sent.saves[key] = saves.places, place
                 rows.append(Save(key, number, saves.places.first + place))
         return rows
@@ -261,8 +261,11 @@ class StoreCopies(Resource):
             if sent.loads and num_bytes > MAX_COPY_BYTES:
                 break
             sent.loads.append(self._to_load.popleft())
+        if self.disk is not None:
+            self.disk.note_load([each for each in sent.loads if each.is_on_disk])
         return [
-            Load(each.key, each.number, each.store, each.place, each.slot) for each in sent.loads
+            Load(each.key, each.number, each.store, each.place, each.slot, each.is_on_disk)
+            for each in sent.loads
         ]
 
     def _add(self, key: bytes, block: int) -> None:
@@ -288,6 +291,14 @@ class StoreCopies(Resource):
     def _is_owner(self) -> bool:
         return self.store.owner is self
 
+    @property
+    def _own(self) -> list[Store]:
+        """The stores that it still owns."""
+        found = [self.store] if self._is_owner else []
+        if self.disk is not None and self.disk.store.owner is self.disk:
+            found.append(self.disk.store)
+        return found
+
     # --- answers --------------------------------------------------------------------------------
 
     def finish(self, step: int) -> None:
@@ -309,26 +320,34 @@ class StoreCopies(Resource):
             self._is_down = True
             for each in self._saves:
                 each.clear()
-        self._note_saves(sent.saves, unsaved)
+        self.reach.memory.note_saves(sent.saves, unsaved)
         self._note_loads(sent.loads, lost)
 
-    def _note_saves(self, saves: dict[bytes, tuple[Places, int]], unsaved: set[bytes]) -> None:
-        location = self.location
-        for key, (places, place) in saves.items():
-            is_dropped = key in location.dropped
-            location.saving.discard(key)
-            location.dropped.discard(key)
-            if key in unsaved or is_dropped:
-                places.give_back(place, is_full=is_dropped)
-            else:
-                places.put(key, place)
+    def note_spilled(self, spilled: Spilled) -> None:
+        """Raises CodecError if no plan has such an answer."""
+        if self.disk is None:
+            raise CodecError("a Spilled without an Inventory of a disk")
+        self.disk.note_spilled(spilled)
 
-    def _note_loads(self, loads: list[_Copy], lost: set[bytes]) -> None:
+    def note_fetched(self, fetched: Fetched) -> None:
+        """Raises CodecError if no plan has such an answer."""
+        if self.disk is None:
+            raise CodecError("a Fetched without an Inventory of a disk")
+        copies, missing = self.disk.note_fetched(fetched)
+        for each in copies:
+            if self._held.get(each.held.allocation.slot) is each.held:
+                self._to_load.append(each)
+            else:
+                each.places.unpin(each.key)
+                self.disk.unfetch(each)
+        self._note_loads(missing, {each.key for each in missing})
+
+    def _note_loads(self, loads: list[Copy], lost: set[bytes]) -> None:
         for each in loads:
             each.places.unpin(each.key)
             each.held.num_left -= 1
             if each.key in lost:
-                self.location.forget(each.key)
+                self.reach.lose(each.key, is_on_disk=each.is_on_disk)
         for held in dict.fromkeys(each.held for each in loads if each.key in lost):
             if held.sequence.allocation is held.allocation:
                 self._put_back(held.sequence)
@@ -336,7 +355,7 @@ class StoreCopies(Resource):
             if held.sequence.allocation is held.allocation and not held.num_left:
                 self._begin(held)
 
-    def _begin(self, held: _Held) -> None:
+    def _begin(self, held: Held) -> None:
         """All is there: the sequence may be computed."""
         allocation, num = held.allocation, held.allocation.num_computed // self._size
         allocation.is_held = False
@@ -362,18 +381,21 @@ class StoreCopies(Resource):
         self._worker.index.on_add = self._worker.blocks.on_keep = None
         self._worker.resources.remove(self)
         self._saves.clear()
-        store, location = self.store, self.location
+        store, location = self.store, self.reach.memory
         for sent in self._sent:
             if not sent.is_answered:
                 location.saving -= sent.saves.keys()
                 location.dropped -= sent.saves.keys()
                 for each in sent.loads:
                     each.places.unpin(each.key)
-                    location.forget(each.key)
-            if self._is_owner:
-                for part, place in sent.forgets:
+                    self.reach.forget(each.key)
+            owned = [part for each in self._own for part in each.parts]
+            for part, place in sent.forgets:
+                if any(part is each for each in owned):
                     part.forgets[place] = None
         for each in self._to_load:
             each.places.unpin(each.key)
         if self._is_owner:
             store.owner = None
+        if self.disk is not None:
+            self.disk.close()

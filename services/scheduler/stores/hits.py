@@ -8,20 +8,20 @@ theirs.
 from collections.abc import Iterator
 
 from services.scheduler.sequence import Sequence
-from services.scheduler.stores.index import Location, group_key, state_key
+from services.scheduler.stores.index import Reach, group_key, state_key
 from services.scheduler.worker_state import WorkerState
 from shared.wire.kv_groups import copy_interval, num_passed
 
 
 class StoreHits:
-    """Of sequences of ``worker``, which reads the stores of ``location``. Its groups of layers with
+    """Of sequences of ``worker``, which reads the stores in ``reach``. Its groups of layers with
     ``windows`` have their numbers; only the first group can be without one: ``has_whole``."""
 
-    def __init__(self, worker: WorkerState, location: Location) -> None:
+    def __init__(self, worker: WorkerState, reach: Reach) -> None:
         groups, self._size = worker.capacity.groups, worker.capacity.block_size
         self.has_whole = groups[0].window is None
         self.windows = [(number, each) for number, each in enumerate(groups) if each.window]
-        self._location = location
+        self._reach = reach
         self._pool, self._find = worker.pool, worker.index.find
         self._has_states = worker.blocks.has_states
         self._between = copy_interval(self._size) // self._size  # blocks between two states
@@ -59,7 +59,7 @@ class StoreHits:
         end = first
         while end < most:
             key = sequence.block_hash(end, self._size)
-            if self._find(key) is None and self._location.find(key) is None:
+            if self._find(key) is None and self._reach.find(key) is None:
                 break
             end += 1
         return end
@@ -71,7 +71,7 @@ class StoreHits:
             passed = num_passed(group, end * self._size, self._size)
             for block in reversed(range(max(first, passed), end)):
                 key = group_key(sequence.block_hash(block, self._size), number)
-                if self._location.find(key) is None:
+                if self._reach.find(key) is None:
                     return block
         if not self._has_states:
             return end
@@ -80,5 +80,5 @@ class StoreHits:
         block_hash = sequence.block_hash(end - 1, self._size)
         if block_hash in self._pool.keep_points:
             return end
-        is_stored = loads_states and self._location.find(state_key(block_hash)) is not None
+        is_stored = loads_states and self._reach.find(state_key(block_hash)) is not None
         return end if is_stored else end - self._between

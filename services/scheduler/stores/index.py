@@ -1,7 +1,8 @@
 """The places of stores, and the blocks and states there. Pure."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from shared.wire.messages import MAX_GROUPS
 
@@ -23,8 +24,9 @@ def group_key(block_hash: bytes, group: int) -> bytes:
 
 class Places:
     """The ``full`` places of one size in a store by key; the store numbers them from ``first`` on.
-    The first full one is overwritten first, unless it is pinned by loads under way. Places in
-    ``forgets`` are free, and their content must not return: the worker has yet to be told."""
+    The first full one is overwritten first, unless it is pinned by loads under way; ``on_evict``
+    gets the key and the place before. Places in ``forgets`` are
+    free, and their content must not return: the worker has yet to be told."""
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class Places:
         self.forgets = dict.fromkeys(each for each in forgets if each < num_places)
         left = {key: place for key, place in full.items() if place not in self.forgets}
         self.full = OrderedDict(left)  # its front is removed in constant time
+        self.on_evict: Callable[[bytes, int], None] | None = None
         self._pins: Counter[bytes] = Counter()
         taken = set(left.values())
         self._free = [each for each in range(num_places - 1, -1, -1) if each not in taken]
@@ -51,6 +54,8 @@ class Places:
             if key is None:
                 return None
             self._free.append(self.full.pop(key))
+            if self.on_evict is not None:
+                self.on_evict(key, self._free[-1])
         place = self._free.pop()
         self.forgets.pop(place, None)
         return place
@@ -124,7 +129,62 @@ class Location:
         if key in self.saving:
             self.dropped.add(key)
 
+    def note_saves(
+        self, saves: Mapping[bytes, tuple[Places, int]], unsaved: Container[bytes]
+    ) -> None:
+        """The copies to taken places are done, but for the keys ``unsaved``."""
+        for key, (places, place) in saves.items():
+            is_dropped = key in self.dropped
+            self.saving.discard(key)
+            self.dropped.discard(key)
+            if key in unsaved or is_dropped:
+                places.give_back(place, is_full=is_dropped)
+            else:
+                places.put(key, place)
+
     def forget_all(self) -> None:
         for store in self.stores.values():
             store.forget_all()
         self.dropped |= self.saving
+
+
+class Found(NamedTuple):
+    """The places of a store with a block or state."""
+
+    store: str
+    places: Places
+    is_on_disk: bool
+
+
+class Reach:
+    """The locations that a worker reads: one in ``memory``, and one on a ``disk`` below if there
+    is any."""
+
+    def __init__(self, memory: Location) -> None:
+        self.memory = memory
+        self.disk: Location | None = None
+
+    def find(self, key: bytes) -> Found | None:
+        """In memory, if it is there."""
+        if (found := self.memory.find(key)) is not None:
+            return Found(*found, is_on_disk=False)
+        if self.disk is not None and (found := self.disk.find(key)) is not None:
+            return Found(*found, is_on_disk=True)
+        return None
+
+    def use(self, key: bytes) -> None:
+        """Notes the last use of a block or state, in both."""
+        for location in (self.memory, self.disk):
+            if location is not None and (found := location.find(key)) is not None:
+                found[1].use(key)
+
+    def lose(self, key: bytes, *, is_on_disk: bool) -> None:
+        """It could not be loaded from there."""
+        location = self.disk if is_on_disk else self.memory
+        if location is not None:
+            location.forget(key)
+
+    def forget(self, key: bytes) -> None:
+        for location in (self.memory, self.disk):
+            if location is not None:
+                location.forget(key)

@@ -8,7 +8,14 @@ from functools import partial
 from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.step_thread import call_soon
 from services.worker.stores.addition import KVStore
-from services.worker.stores.part import StorePart, is_answered, rows_of
+from services.worker.stores.disk_link import (
+    DiskLink,
+    check_place,
+    inventory_message,
+    is_of_disk,
+)
+from services.worker.stores.files import inventory_of
+from services.worker.stores.part import Row, StorePart, is_answered, rows_of
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -20,9 +27,9 @@ from shared.wire.messages import (
     STORES_MINOR,
     Copied,
     Forget,
-    Inventory,
     Load,
     Save,
+    Spill,
     StepPlan,
 )
 
@@ -38,8 +45,17 @@ class WorkerStores(WorkerExtension):
         self._part = self._store.part if self._store is not None else None
         self._senders: deque[Peer | None] = deque()  # of plans with rows; None: no answer
         self._awaited: dict[int, int] = {}  # copies of states that may be loaded, by slot
+        self._disk: DiskLink | None = None
+        loop = asyncio.get_running_loop()
         if self._part is not None:
-            self._part.on_copied = partial(call_soon, asyncio.get_running_loop(), self._report)
+            self._part.on_copied = partial(call_soon, loop, self._report)
+            if self._part.disk is not None:
+                self._disk = DiskLink(self._part.disk, core.home, loop)
+                self._part.on_spilled = partial(call_soon, loop, self._disk.spill)
+
+    async def run(self) -> None:
+        if self._disk is not None:
+            await self._disk.watch()
 
     def on_attach(self, home: Peer) -> None:
         """At once, unless plans of a former scheduler are still to change the store."""
@@ -61,10 +77,11 @@ class WorkerStores(WorkerExtension):
         return STORED_STATES_MINOR if part.own.header.num_states else STORES_MINOR
 
     def _send_inventory(self, part: StorePart, home: Peer) -> None:
-        header = part.own.header
-        sizes = header.num_places, header.place_bytes, header.num_states, header.state_bytes
-        if self._core.home() is home:
-            home.send(Inventory(header.id, part.location, *sizes), *part.inventory())
+        if self._core.home() is not home:
+            return
+        home.send(inventory_message(part.own.header, part.location), *inventory_of(part.own))
+        if self._disk is not None:
+            self._disk.greet(home)
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         self._forget_awaited(plan.release)
@@ -73,6 +90,8 @@ class WorkerStores(WorkerExtension):
             self._check_row(row)
         if rows:
             self._senders.append(self._core.home() if is_answered(rows) else None)
+            if self._disk is not None:
+                self._disk.begin(plan.step, rows)
         for admit in plan.admit:
             if admit.from_state is not None and admit.from_state == admit.to_state:
                 self._awaited[admit.slot] = admit.from_state
@@ -81,25 +100,27 @@ class WorkerStores(WorkerExtension):
 
     def clear(self) -> None:
         self._awaited.clear()
+        if self._disk is not None:
+            self._disk.clear()
 
     def close(self) -> None:
         """After the last step."""
         if self._store is not None:
             self._core.step_thread.executor.submit(self._store.close)
 
-    def _check_row(self, row: Forget | Save | Load) -> None:
+    def _check_row(self, row: Row) -> None:
         if self._part is None:
             raise CodecError("this worker has no KV store (kv-offloading-size)")
-        header, capacity = self._part.own.header, self._core.engine.capacity
-        is_state = row.place >= FIRST_STATE
-        end = FIRST_STATE + header.num_states if is_state else header.num_places
-        if not isinstance(row, Load) and row.place >= end:
-            raise CodecError(
-                f"place {row.place} of a store with {header.num_places} blocks and"
-                f" {header.num_states} states"
-            )
-        if isinstance(row, Forget):
+        capacity = self._core.engine.capacity
+        if self._disk is not None:
+            self._disk.check(row)
+        elif is_of_disk(row):
+            raise CodecError("this worker has no KV store on a disk (kv-disk-size)")
+        if isinstance(row, Save | Spill) or (isinstance(row, Forget) and not row.is_on_disk):
+            check_place(self._part.own.header, row.place)
+        if not isinstance(row, Save | Load):
             return
+        is_state = row.place >= FIRST_STATE
         if isinstance(row, Load) and row.slot is not None:
             self._check_awaited(row.slot, row.block)
         elif isinstance(row, Save) and is_state:

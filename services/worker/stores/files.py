@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+
 from services.worker.stores.folder import HEADER, Header, Part, read_header
-from services.worker.stores.places import Places
+from services.worker.stores.places import OwnPlaces, Places
 from shared.wire.messages import FIRST_STATE
 
 AnyPlaces = TypeVar("AnyPlaces", bound=Places)
@@ -47,6 +49,14 @@ class StoreFiles(Generic[AnyPlaces]):
     def close(self) -> None:
         for each in self.parts:
             each.close()
+
+
+def inventory_of(own: StoreFiles[OwnPlaces]) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of full places and their numbers."""
+    places: dict[bytes, int] = {}  # the last of a key
+    for first, part in zip((0, FIRST_STATE), own.parts, strict=False):
+        places |= {key: first + place for place, key in part.keys.items()}
+    return np.frombuffer(b"".join(places), np.uint8), np.array([*places.values()], np.int32)
 
 
 class OtherStores:

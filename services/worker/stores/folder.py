@@ -1,4 +1,4 @@
-"""The folders of stores: ``kv-offloading-dir/LAYOUT/NUMBER/``, each of one store.
+"""The folders of stores: ``FOLDER/LAYOUT/NUMBER/``, each of one store.
 
 All are of this user alone, since KV blocks are made of prompts. One process owns a store while it
 holds the lock of its folder. Stores without an owner stay, for the next worker of the layout.
@@ -74,25 +74,25 @@ def write_header(folder: Path, header: Header) -> None:
     made.replace(folder / HEADER)
 
 
-def make_private(folder: Path, forbidden: int = 0o077) -> None:
-    """Makes ``folder``, or checks that nobody else has the permissions ``forbidden`` there. Raises
-    ConfigError."""
+def make_private(folder: Path, forbidden: int = 0o077, setting: str = SETTING) -> None:
+    """Makes ``folder`` of a ``setting``, or checks that nobody else has the permissions
+    ``forbidden`` there. Raises ConfigError."""
     try:
         with suppress(FileExistsError):
             folder.mkdir(0o700, parents=True)
         found = folder.lstat()
     except OSError as error:
-        raise ConfigError(f"{SETTING}: {folder}: {error.strerror}") from None
+        raise ConfigError(f"{setting}: {folder}: {error.strerror}") from None
     if folder.is_symlink() or not folder.is_dir():
-        raise ConfigError(f"{SETTING}: {folder} is a link, or not a folder")
+        raise ConfigError(f"{setting}: {folder} is a link, or not a folder")
     if found.st_uid != os.getuid():
         raise ConfigError(
-            f"{SETTING}: {folder} is of user {found.st_uid}, and this is user {os.getuid()};"
+            f"{setting}: {folder} is of user {found.st_uid}, and this is user {os.getuid()};"
             " name a folder in it that does not exist yet"
         )
     if found.st_mode & forbidden:
         raise ConfigError(
-            f"{SETTING}: {folder} has mode {found.st_mode & 0o777:o}, and is open to other users;"
+            f"{setting}: {folder} has mode {found.st_mode & 0o777:o}, and is open to other users;"
             " make it 700"
         )
 
@@ -103,23 +103,23 @@ def open_private(path: Path, *, writes: bool) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def claim(location: Path) -> tuple[Path, int]:
+def claim(location: Path, setting: str = SETTING) -> tuple[Path, int]:
     """The first folder in ``location`` without an owner, and the descriptor of its lock, which is
     held until it is closed. Raises ConfigError."""
     for number in range(MAX_STORES):
         folder = location / str(number)
         for _ in range(NUM_TRIES):
-            make_private(folder)
+            make_private(folder, setting=setting)
             try:
                 lock = try_lock(folder)
             except FileNotFoundError:  # another worker has just removed the folder
                 continue
             except OSError as error:
-                raise ConfigError(f"{SETTING}: {folder}: {error.strerror}") from None
+                raise ConfigError(f"{setting}: {folder}: {error.strerror}") from None
             if lock is not None:
                 return folder, lock
             time.sleep(TRY_S)
-    raise ConfigError(f"{SETTING}: {location} has {MAX_STORES} stores of running workers")
+    raise ConfigError(f"{setting}: {location} has {MAX_STORES} stores of running workers")
 
 
 def try_lock(folder: Path) -> int | None:

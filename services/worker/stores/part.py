@@ -1,55 +1,35 @@
 """The copies of a store, on the thread of the steps."""
 
 import logging
-import time
 from collections.abc import Callable, Sequence
-
-import numpy as np
-from prometheus_client import Counter, Gauge
 
 from services.worker.block_layout.memory import BlockMemory, StateMemory
 from services.worker.startup.additions import PlanPart
-from services.worker.stores.files import OtherStores, StoreFiles
-from services.worker.stores.places import BlockLost, OwnPlaces
+from services.worker.stores.disk import BYTES, LOST, UNSAVED, UP, Disk, Spilling, timed
+from services.worker.stores.opening import OpenStore
+from services.worker.stores.places import BlockLost, Pieces
 from shared.wire.codec import Array
-from shared.wire.messages import FIRST_STATE, Copied, Forget, Load, Save, StepPlan
+from shared.wire.messages import Copied, Fetch, Forget, Load, Save, Spill, StepPlan, Unfetch
 
 log = logging.getLogger(__name__)
 
-BYTES = Counter(
-    "shoal_kv_store_bytes", "Bytes of KV blocks and states saved and loaded", ["direction"]
-)
-SECONDS = Counter(
-    "shoal_kv_store_seconds", "Seconds spent on saving and loading them", ["direction"]
-)
-LOST = Counter(
-    "shoal_kv_store_lost",
-    "KV blocks and states that could not be loaded: another or none is there (other), damaged"
-    " (damaged), or not readable (unreadable)",
-    ["reason"],
-)
-UNSAVED = Counter("shoal_kv_store_unsaved", "KV blocks and states that could not be saved")
-UP = Gauge("shoal_kv_store_up", "1 while a worker's store takes KV blocks", ["store"])
-
-Rows = Sequence[Forget | Save | Load]
+Row = Forget | Save | Load | Spill | Fetch | Unfetch
+Rows = Sequence[Row]
 
 
 class StorePart(PlanPart):
     """Copies blocks and states as plans say, on the thread of the steps. ``on_copied`` gets the
-    outcome of each plan with such rows. Faults of the store end no step."""
+    outcome of each plan with such rows, ``on_spilled`` the step and the places to write to the
+    ``disk``. Faults of the store end no step."""
 
     def __init__(
-        self,
-        own: StoreFiles[OwnPlaces],
-        others: OtherStores,
-        blocks: BlockMemory,
-        states: StateMemory,
-        location: str,
+        self, store: OpenStore, disk: Disk | None, blocks: BlockMemory, states: StateMemory
     ) -> None:
-        self.own, self.location = own, location
-        self._others, self._blocks, self._states = others, blocks, states
+        self.own, self.location, self.disk = store.own, store.location, disk
+        self._others, self._blocks, self._states = store.others, blocks, states
         self.on_copied: Callable[[Copied], None] = lambda copied: None
-        self._up = UP.labels(own.header.id)
+        self.on_spilled: Callable[[int, list[Spilling]], None] = lambda step, copies: None
+        self._up = UP.labels(self.own.header.id)
         self._up.set(1)
         self._is_down = False
 
@@ -57,31 +37,25 @@ class StorePart(PlanPart):
         if rows := rows_of(plan):
             self.on_copied(self._copy(plan.step, rows))
 
-    def inventory(self) -> tuple[np.ndarray, np.ndarray]:
-        """The keys of full places and their places."""
-        places: dict[bytes, int] = {}  # the last of a key
-        for first, part in zip((0, FIRST_STATE), self.own.parts, strict=False):
-            places |= {key: first + place for place, key in part.keys.items()}
-        return np.frombuffer(b"".join(places), np.uint8), np.array([*places.values()], np.int32)
-
     def _copy(self, step: int, rows: Rows) -> Copied:
         lost, unsaved = [], []
         if any(isinstance(row, Save) for row in rows) and self.own.is_removed:
             self._go_down("its files were removed")
+        if spilled := [self._spill(row) for row in rows if isinstance(row, Spill)]:
+            self.on_spilled(step, spilled)
         for row in rows:
-            started_s = time.perf_counter()
             match row:
-                case Forget():
+                case Forget(is_on_disk=False):
                     self._forget(row)
                 case Save():
-                    if not self._save(row):
-                        unsaved.append(row.key)
-                        UNSAVED.inc()
-                    SECONDS.labels("save").inc(time.perf_counter() - started_s)
+                    with timed("save"):
+                        if not self._save(row):
+                            unsaved.append(row.key)
+                            UNSAVED.inc()
                 case Load():
-                    if not self._load(row):
-                        lost.append(row.key)
-                    SECONDS.labels("load").inc(time.perf_counter() - started_s)
+                    with timed("load"):
+                        if not self._load(row):
+                            lost.append(row.key)
         if lost:
             log.warning("KV store: %d blocks or states are lost, and computed again", len(lost))
         return Copied(step, lost=lost, unsaved=unsaved, is_down=self._is_down)
@@ -106,6 +80,17 @@ class StorePart(PlanPart):
         BYTES.labels("save").inc(memory.num_bytes)
         return True
 
+    def _spill(self, row: Spill) -> Spilling:
+        """Copies a place that a later row may overwrite."""
+        found = self.own.find(row.place)
+        content = bytearray(found.places.part.place_bytes)
+        try:
+            crc = found.places.read(found.number, row.key, [memoryview(content)])
+        except BlockLost as lost:
+            LOST.labels(str(lost)).inc()
+            return Spilling(row.key, row.place_on_disk, None, 0)
+        return Spilling(row.key, row.place_on_disk, content, crc)
+
     def _load(self, row: Load) -> bool:
         """A block or a state that is lost is cleared, since it may have any bytes."""
         memory = self._blocks if row.slot is None else self._states
@@ -122,6 +107,9 @@ class StorePart(PlanPart):
         return not is_lost
 
     def _read(self, row: Load, memory: BlockMemory) -> None:
+        if row.is_fetched:
+            self._take(row, memory.pieces(row.block))
+            return
         own = self.own.header.id == row.store
         store = self.own if own else self._others.find(row.store)
         if store is None:
@@ -130,6 +118,15 @@ class StorePart(PlanPart):
         if found.is_state != (row.slot is not None):
             raise BlockLost("other")
         found.places.load(found.number, row.key, memory.pieces(row.block))
+
+    def _take(self, row: Load, pieces: Pieces) -> None:
+        content = self.disk.take(row.key) if self.disk is not None else None
+        if content is None or len(content) != sum(map(len, pieces)):
+            raise BlockLost("other")
+        start = 0
+        for piece in pieces:
+            piece[:] = content[start : start + len(piece)]
+            start += len(piece)
 
     def _go_down(self, why: str) -> None:
         if not self._is_down:
@@ -144,4 +141,4 @@ def is_answered(rows: Rows) -> bool:
 
 
 def rows_of(plan: StepPlan) -> Rows:
-    return [row for row in plan.rows if isinstance(row, Forget | Save | Load)]
+    return [row for row in plan.rows if isinstance(row, Row)]

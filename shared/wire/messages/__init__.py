@@ -71,6 +71,8 @@ Message = (
     | Settled
     | Encode
     | Features
+    | Spilled
+    | Fetched
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 17
+PROTOCOL_MINOR = 18
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
@@ -24,6 +24,7 @@ STORED_STATES_MINOR = 14  # the first with stores of states
 STORED_WINDOWS_MINOR = 15  # the first with stores of layers with windows
 MOVED_POINTS_MINOR = 16  # the first with moves of layers with windows or states
 ENCODERS_MINOR = 17  # the first with workers that encode images for others
+DISK_STORES_MINOR = 18  # the first with stores on a disk below stores in memory
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]

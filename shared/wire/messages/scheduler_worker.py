@@ -16,7 +16,7 @@ from shared.wire.messages.ranges import (
     Seconds,
 )
 from shared.wire.messages.rows import SamplingParams, SpanReport, TokenRun
-from shared.wire.messages.stores import Forget, Load, Save
+from shared.wire.messages.stores import Fetch, Forget, Load, Save, Spill, Unfetch
 
 
 class Admit(Row, frozen=True):
@@ -77,7 +77,7 @@ class Keep(Row, tag=2, frozen=True):
     to_state: Int32 | None
 
 
-PlanRow = Drop | Keep | Load | Save | Forget | Push | Take | Discard
+PlanRow = Drop | Keep | Load | Save | Forget | Push | Take | Discard | Spill | Fetch | Unfetch
 
 
 class Prefill(Row, frozen=True):

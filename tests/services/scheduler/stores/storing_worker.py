@@ -1,6 +1,9 @@
 """A simulated worker that saves and loads blocks."""
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -9,17 +12,23 @@ from services.scheduler.scheduler import Planned
 from shared.wire.messages import (
     FIRST_STATE,
     Copied,
+    Fetch,
+    Fetched,
     Forget,
     Inventory,
     Load,
     Save,
+    Spill,
+    Spilled,
     StepPlan,
     StepResult,
+    Unfetch,
 )
 from shared.wire.token_arrays import TokenArrays
 from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot, State, state_of
 
 Content = list[int] | State
+ROWS = [Forget, Spill, Save, Load, Unfetch, Fetch]
 
 
 @dataclass
@@ -39,6 +48,7 @@ class SimulatedStore:
     is_locked: bool = True
     num_states: int = 0
     state_bytes: int = 0
+    is_disk: bool = False
 
     def damage(self, random: Random, share: float = 0.3) -> None:
         for place, (key, _) in [*self.records.items()]:
@@ -52,7 +62,10 @@ class SimulatedStore:
         keys = np.frombuffer(b"".join(full), np.uint8)
         places = np.array([*full.values()], np.int32)
         sizes = self.num_places, self.place_bytes, self.num_states, self.state_bytes
-        return Inventory(self.name, location, *sizes), [keys, places]
+        return Inventory(self.name, location, *sizes, is_on_disk=self.is_disk), [keys, places]
+
+
+Job = Callable[[], Fetched | Spilled | None]
 
 
 @dataclass
@@ -70,6 +83,13 @@ class StoringWorker(SimulatedWorker):
     unread: set[int] = field(default_factory=set)
     group_of: dict[int, int] = field(default_factory=dict)  # of each block but moved ones
     answers: list[Copied] = field(default_factory=list)
+    disk: SimulatedStore | None = None
+    disks: dict[str, SimulatedStore] = field(default_factory=dict)
+    held: dict[bytes, list[Content]] = field(default_factory=dict)
+    reads: deque[Job] = field(default_factory=deque)  # of the disk, to be done in order
+    writes: deque[Job] = field(default_factory=deque)
+    num_fetched: int = 0
+    num_spilled: int = 0
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         if (copied := self.copy(planned.plan)) is not None:
@@ -83,16 +103,17 @@ class StoringWorker(SimulatedWorker):
     def copy(self, plan: StepPlan) -> Copied | None:
         lost: list[bytes] = []
         unsaved: list[bytes] = []
-        rows = [each for each in plan.rows if isinstance(each, Forget | Save | Load)]
+        rows = [each for each in plan.rows if type(each) in ROWS]
         if not rows:
             return None
         own = self.own
         assert own is not None
         kinds = [type(each) for each in rows]
-        assert kinds == sorted(kinds, key=[Forget, Save, Load].index)
+        assert kinds == sorted(kinds, key=ROWS.index)
+        self._begin_on_disk(plan.step, rows)
         for row in rows:
             match row:
-                case Forget(place):
+                case Forget(place, is_on_disk=False):
                     own.records.pop(place, None)
                 case Save(key, block, place):
                     if own.is_down:
@@ -103,8 +124,11 @@ class StoringWorker(SimulatedWorker):
                         if place < FIRST_STATE:
                             self.check_group(own, key, self.group_of.get(block, 0))
                         self.num_saved += 1
-                case Load(key, block, store, place, number):
-                    found, content = self.stores[store].records.get(place, (b"", []))
+                case Load(key, block, store, place, number, is_fetched):
+                    if is_fetched:
+                        found, content = key, self.held[key].pop()
+                    else:
+                        found, content = self.stores[store].records.get(place, (b"", []))
                     if number is None:
                         group = self.check_load(plan, block)
                     else:
@@ -114,16 +138,69 @@ class StoringWorker(SimulatedWorker):
                         self.num_lost += 1
                     elif isinstance(content, list):
                         self.kv[block] = list(content)
-                        self.check_group(self.stores[store], key, group)
+                        stores = self.disks if is_fetched else self.stores
+                        self.check_group(stores[store], key, group)
                         self.num_loaded += 1
                         self.num_windows_loaded += self.capacity.groups[group].window is not None
                     else:
                         assert number is not None
                         self.states[block] = self.slots[number].state = content
                         self.num_states_loaded += 1
-        if {*kinds} == {Forget}:
+        if not {*kinds} & {Save, Load}:
             return None
         return Copied(plan.step, lost, unsaved, is_down=own.is_down)
+
+    def _begin_on_disk(self, step: int, rows: Sequence[object]) -> None:
+        """Contents of spilled places are read at once, others when the disk does its jobs."""
+        own, disk = self.own, self.disk
+        assert own is not None
+        spills = []
+        for row in rows:
+            match row:
+                case Forget(place, is_on_disk=True):
+                    assert disk is not None
+                    self.writes.append(partial(self._forget, disk, place))
+                case Spill(key, place, place_on_disk):
+                    spills.append((key, place_on_disk, own.records.get(place)))
+                case Unfetch(key):
+                    self.held[key].pop()
+        if spills:
+            self.writes.append(partial(self._spill, step, spills))
+        if fetches := [each for each in rows if isinstance(each, Fetch)]:
+            self.reads.append(partial(self._fetch, step, fetches))
+
+    def _forget(self, disk: SimulatedStore, place: int) -> None:
+        disk.records.pop(place, None)
+
+    def _spill(
+        self, step: int, spills: list[tuple[bytes, int, tuple[bytes, Content] | None]]
+    ) -> Spilled:
+        own, disk, unsaved = self.own, self.disk, []
+        assert own is not None
+        assert disk is not None
+        for key, place, record in spills:
+            if disk.is_down or record is None or record[0] != key:
+                unsaved.append(key)
+                continue
+            assert place - FIRST_STATE < disk.num_states
+            assert place >= FIRST_STATE or place < disk.num_places
+            disk.records[place] = record
+            if key in own.groups:
+                self.check_group(disk, key, own.groups[key])
+            self.num_spilled += 1
+        return Spilled(step, unsaved, disk.is_down)
+
+    def _fetch(self, step: int, rows: list[Fetch]) -> Fetched:
+        lost = []
+        for row in rows:
+            found, content = self.disks[row.store].records.get(row.place, (b"", []))
+            if found == row.key:
+                self.held.setdefault(row.key, []).append(content)
+                self.num_fetched += 1
+            else:
+                lost.append(row.key)
+                self.num_lost += 1
+        return Fetched(step, lost, 1e-3)
 
     def _content(self, block: int, place: int) -> Content:
         """Of a block, or of a copy of a state."""

@@ -7,28 +7,29 @@ from collections.abc import Iterable
 import pytest
 
 from tests.services.scheduler.schedules import run_schedule
-from tests.services.scheduler.stores.schedules import StoreMesh
+from tests.services.scheduler.stores.schedules import ChatMesh, StoreMesh
 
 NUM_SCHEDULES = 60
 RARE = (74, 141)  # windows and states that are loaded
 
 
-def meet(numbers: Iterable[int]) -> Counter[str]:
+def meet(numbers: Iterable[int], kind: type[StoreMesh] = StoreMesh) -> Counter[str]:
     met: Counter[str] = Counter()
     for number in numbers:
-        mesh = run_schedule(number, StoreMesh)
+        mesh = run_schedule(number, kind)
         assert isinstance(mesh, StoreMesh)
         met[f"depth {mesh.depth}"] += 1
         for each in mesh.all_workers:
             met.update(saved=each.num_saved, loaded=each.num_loaded, lost=each.num_lost)
             met.update(states=each.num_states_loaded, windows=each.num_windows_loaded)
+            met.update(fetched=each.num_fetched, spilled=each.num_spilled)
     return met
 
 
 @pytest.mark.seconds
 def test_random_schedules_with_stores_keep_the_contract() -> None:
-    met = meet([*range(NUM_SCHEDULES), *RARE])
-    assert len(met) == 7
+    met = meet([*range(NUM_SCHEDULES), *RARE]) + meet(range(NUM_SCHEDULES), ChatMesh)
+    assert len(met) == 9
     assert all(met.values()), met
 
 
@@ -36,3 +37,4 @@ def test_random_schedules_with_stores_keep_the_contract() -> None:
 @pytest.mark.timeout(3600)
 def test_many_random_schedules_with_stores_keep_the_contract() -> None:
     meet(range(NUM_SCHEDULES, 20_000))
+    meet(range(NUM_SCHEDULES, 20_000), ChatMesh)

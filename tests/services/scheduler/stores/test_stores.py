@@ -364,10 +364,10 @@ async def test_stores_without_owners_are_dropped_in_time(tmp_path: Path):
     for number in range(MAX_KEPT + 3):
         Worker(mesh, f"w{number}", SimulatedStore(f"s{number}", 1, 1)).die()
     mesh.cell.look(0.0)
-    (location,) = mesh.cell._locations.values()
+    (location,) = mesh.cell._memory.values()
     assert len(location.stores) == MAX_KEPT
     mesh.cell.look(1e6)
-    assert not mesh.cell._locations
+    assert not mesh.cell._memory
 
 
 def key(number: int) -> bytes:

@@ -10,7 +10,7 @@ import torch
 
 from cli.plan.footprint import footprint_of
 from services.worker.machine.hardware import Memory
-from services.worker.stores import addition, folder
+from services.worker.stores import addition, folder, opening
 from services.worker.stores.addition import check, make
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
@@ -62,7 +62,7 @@ def test_a_store_has_a_place(checkpoint: Path, tmp_path: Path) -> None:
 def test_a_store_has_no_more_places_than_a_scheduler_knows(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(addition, "MAX_PLACES", 5)
+    monkeypatch.setattr(opening, "MAX_PLACES", 5)
     worker = StoreWorker(checkpoint, tmp_path)
     assert worker.part.own.header.num_places == 5
     worker.close()
@@ -127,8 +127,8 @@ def test_a_new_layout_takes_the_memory_of_a_lost_store_if_there_is_too_little(
 ) -> None:
     StoreWorker(checkpoint, tmp_path).close()
     free = iter([0] if num_left == 1 else [])
-    space = addition._free_space
-    monkeypatch.setattr(addition, "_free_space", lambda folder: next(free, space(folder)))
+    space = opening._free_space
+    monkeypatch.setattr(opening, "_free_space", lambda folder: next(free, space(folder)))
     StoreWorker(checkpoint, tmp_path, kv_cache_dtype="int8").close()
     stores = [path.name for path in tmp_path.glob("*/*") if path.is_dir()]
     assert stores == ["0"] * num_left

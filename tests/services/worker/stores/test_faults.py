@@ -144,11 +144,14 @@ def test_a_kill_within_a_save_loses_that_block(
     with pytest.raises(Killed):
         worker.save([2], first=2)
     monkeypatch.undo()
-    os.close(worker.addition._lock)
+    (store,) = worker.addition._stores
+    os.close(store.lock)
     successor = StoreWorker(checkpoint, tmp_path)
     assert successor.part.own.parts[0].keys == {0: key_of(0), 1: key_of(1)}
     assert successor.load([5, 6, 7]).lost == [key_of(2)]
     text = worker.generate(IDS, BLOCKS_OF_IDS)
     assert successor.generate(IDS, [5, 6, 8, 9, 10], num_cached=32) == text
     successor.close()
-    worker.addition._lock = os.open(tmp_path, os.O_RDONLY)
+    worker.addition._stores[0] = worker.addition._stores[0]._replace(
+        lock=os.open(tmp_path, os.O_RDONLY)
+    )

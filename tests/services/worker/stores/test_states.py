@@ -8,8 +8,8 @@ import torch
 
 from kernels.delta import LayerStates
 from services.worker.block_layout.layout import facts_of_states
-from services.worker.stores.addition import split
 from services.worker.stores.folder import STATES
+from services.worker.stores.opening import split
 from shared.errors import ConfigError
 from tests.services.worker.hybrids import save_hybrid
 from tests.services.worker.stores.test_blocks import random_ids
