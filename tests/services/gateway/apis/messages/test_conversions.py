@@ -94,16 +94,13 @@ def test_a_mark_of_another_kind_is_refused(control: Any, param: str):
 )
 def test_the_line_that_differs_in_each_request_is_left_out(system: Any):
     assert chat_of(system=system) == [{"role": "system", "content": "You are a fish."}, HELLO]
+    assert chat_of(system=[text(BILLING)]) == [HELLO], "a system of this line alone is none"
 
 
 def test_such_a_line_stays_as_a_part_of_the_conversation():
     words = f"{BILLING}\nis what the log says"
     *_, last = chat_of(HELLO, assistant(use()), user(result(words), text(words)))
     assert last == {"role": "user", "content": words}
-
-
-def test_a_system_of_billing_alone_is_none():
-    assert chat_of(system=[text(BILLING)]) == [HELLO]
 
 
 def test_turns_of_one_role_are_one():
