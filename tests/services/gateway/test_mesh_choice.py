@@ -51,9 +51,7 @@ async def test_requests_spread_over_the_tokenizers_and_avoid_one_that_drains(
         assert other.submitted.empty()
 
 
-async def test_a_tokenizer_that_fails_conversions_does_not_attract_them_all(
-    client: Client,
-) -> None:
+async def test_a_tokenizer_that_fails_conversions_does_not_attract_them_all(client: Client) -> None:
     prompt = Prompt("text", np.frombuffer(b"a", np.uint8))
     client.tokenizer.conversion_error = InternalError("no vocabulary")
     async with second_tokenizer(client) as other:

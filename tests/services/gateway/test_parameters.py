@@ -72,16 +72,12 @@ def test_text_options_are_as_the_client_asks(
     [
         ({"truncate_prompt_tokens": 7}, TextOptions(max_prompt_tokens=7)),
         ({"truncate_prompt_tokens": -1}, TextOptions(max_prompt_tokens=MODEL.max_model_len - 1)),
-        (
-            {"truncate_prompt_tokens": -1, "max_tokens": 4},
-            TextOptions(max_prompt_tokens=MODEL.max_model_len - 4),
-        ),
-        (
-            {"truncate_prompt_tokens": 7, "truncation_side": "right"},
-            TextOptions(max_prompt_tokens=7, keeps_prompt_start=True),
-        ),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 4},
+         TextOptions(max_prompt_tokens=MODEL.max_model_len - 4)),
+        ({"truncate_prompt_tokens": 7, "truncation_side": "right"},
+         TextOptions(max_prompt_tokens=7, keeps_prompt_start=True)),
     ],
-)
+)  # fmt: skip
 def test_a_prompt_is_cut_to_as_many_tokens_as_the_client_says_or_as_fit(
     fields: dict[str, Any], expected: TextOptions
 ) -> None:

@@ -25,16 +25,12 @@ from tests.services.gateway.test_logprob_json import update
 PROMPT = [6, 7, 8]  # " w6 w7 w8"
 OF_PROMPT = [
     None,
-    {
-        "7": {"logprob": -0.5, "rank": 2, "decoded_token": " w7"},
-        "9": {"logprob": -0.25, "rank": 1, "decoded_token": " w9"},
-    },
-    {
-        "8": {"logprob": -4, "rank": 5, "decoded_token": " w8"},
-        "7": {"logprob": -0.125, "rank": 1, "decoded_token": " w7"},
-        "1": {"logprob": -0.5, "rank": 2, "decoded_token": "�"},
-    },
-]
+    {"7": {"logprob": -0.5, "rank": 2, "decoded_token": " w7"},
+     "9": {"logprob": -0.25, "rank": 1, "decoded_token": " w9"}},
+    {"8": {"logprob": -4, "rank": 5, "decoded_token": " w8"},
+     "7": {"logprob": -0.125, "rank": 1, "decoded_token": " w7"},
+     "1": {"logprob": -0.5, "rank": 2, "decoded_token": "�"}},
+]  # fmt: skip
 
 
 def add_prompt_logprobs(request: Submitted) -> None:

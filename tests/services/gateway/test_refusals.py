@@ -92,18 +92,12 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"messages": [3]}, "messages[0]", ["3", "object"]),
         ({"messages": [{"content": "a"}]}, "messages[0].role", ["required"]),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", ["3", "str"]),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0].type",
-            ["image_url", "text"],
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content[0].text",
-            ["required"],
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0].type", ["image_url", "text"]),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+         "messages[0].content[0].text", ["required"]),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_refused_with_field_value_and_limit(
     fields: dict[str, Any], param: str, words: list[str]
 ) -> None:

@@ -13,11 +13,7 @@ from shared.wire.messages import Delta, Deltas, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import CALLER, MESSAGES
 from tests.services.gateway.client import serving
-from tests.services.gateway.fakes import (
-    FakeTokenizer,
-    Submitted,
-    fake_tokenizer,
-)
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, fake_tokenizer
 from tests.services.gateway.marked import accept
 from tests.services.gateway.openai_client import client_of
 from tests.services.gateway.text.call_texts import GOOD

@@ -125,10 +125,7 @@ async def test_another_name_is_404_with_the_names_that_exist(
 async def test_a_request_goes_to_a_tokenizer_that_knows_its_adapter(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with (
-        fake_tokenizer(tmp_path, "t2") as other,
-        knowing(tmp_path, tokenizer, SQL) as client,
-    ):
+    async with fake_tokenizer(tmp_path, "t2") as other, knowing(tmp_path, tokenizer, SQL) as client:
         await until(lambda: len(client.gateway._mesh.tokenizers) == 2)
         send(other, LAW)
         await known(client.gateway, SQL, LAW)

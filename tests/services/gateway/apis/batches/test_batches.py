@@ -243,11 +243,7 @@ async def test_batches_of_a_key_have_a_limit(tmp_path: Path, tokenizer: FakeToke
 async def test_a_start_reads_no_batch_that_has_ended(
     tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    async with (
-        gateway_of(tmp_path) as gateway,
-        client_of(gateway) as client,
-        answering(tokenizer),
-    ):
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client, answering(tokenizer):
         ids = {(await start(client, batch_file(1))).id for _ in range(3)}
         for batch_id in ids:
             await ended(client, batch_id)
@@ -302,10 +298,7 @@ async def test_clients_cannot_say_that_they_are_a_batch(client: Client):
 
 
 async def test_a_batch_whose_key_is_gone_fails(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with (
-        gateway_of(tmp_path, api_key=KEYS) as gateway,
-        client_of(gateway, KEYS[0]) as ann,
-    ):
+    async with gateway_of(tmp_path, api_key=KEYS) as gateway, client_of(gateway, KEYS[0]) as ann:
         created = await start(ann, batch_file(3))
         await tokenizer.accepted()
     ended_folder = tmp_path / "store" / "ended"

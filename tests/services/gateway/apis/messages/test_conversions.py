@@ -150,10 +150,7 @@ def test_a_later_system_message_is_said_where_it_stands():
     first = {"role": "system", "content": "Be brief."}
     assert chat_of(first, HELLO, later, system="Be kind.") == [
         {"role": "system", "content": "Be kind.\nBe brief."},
-        {
-            "role": "user",
-            "content": "Hi\n<system-reminder>\nIt is late.\n</system-reminder>",
-        },
+        {"role": "user", "content": "Hi\n<system-reminder>\nIt is late.\n</system-reminder>"},
     ]
 
 
@@ -206,23 +203,13 @@ def test_a_last_message_of_the_assistant_is_continued():
     ("fields", "kwargs", "budget"),
     [
         ({}, {"enable_thinking": False, "thinking": False}, None),
-        (
-            {"thinking": {"type": "disabled"}},
-            {"enable_thinking": False, "thinking": False},
-            None,
-        ),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            {"enable_thinking": True, "thinking": True},
-            1024,
-        ),
-        (
-            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
-            {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
-            None,
-        ),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}},
+         {"enable_thinking": True, "thinking": True}, 1024),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+         {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}, None),
     ],
-)
+)  # fmt: skip
 def test_a_model_thinks_if_it_is_asked_to(fields: Any, kwargs: Any, budget: int | None):
     job = parsed(**fields).job
     assert json.loads(job.chat.template_kwargs) == kwargs

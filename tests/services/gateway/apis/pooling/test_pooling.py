@@ -126,10 +126,7 @@ async def test_without_room_for_its_first_inputs_a_request_is_refused(tmp_path: 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        (
-            {"user": "ada", "colour": 1},
-            "user: it changes nothing here, colour: unknown, ignored",
-        ),
+        ({"user": "ada", "colour": 1}, "user: it changes nothing here, colour: unknown, ignored"),
         ({"user": None, "endianness": "little", "encoding_format": "float"}, None),
     ],
 )

@@ -66,10 +66,7 @@ async def test_fields_without_effect_are_named_in_the_queued_response(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
     async with store_clients(tmp_path) as client:
-        for tier, expected in (
-            ("flex", "service_tier: it changes nothing here"),
-            ("auto", None),
-        ):
+        for tier, expected in (("flex", "service_tier: it changes nothing here"), ("auto", None)):
             asked = ASKED | {"service_tier": tier}
             reply = await client.responses.with_raw_response.create(**asked)
             assert reply.headers.get("X-Shoal-Warnings") == expected
@@ -139,10 +136,7 @@ async def test_one_that_fails_says_why(tmp_path: Path, tokenizer: FakeTokenizer)
 async def test_one_whose_gateway_is_killed_has_failed(tmp_path: Path, tokenizer: FakeTokenizer):
     flags = ["--response-store", str(tmp_path / "store.db"), "--instance", "g2"]
     async with store_clients(tmp_path) as client:
-        async with (
-            gateway_process(tmp_path, *flags) as killed,
-            client_at(killed.url) as other,
-        ):
+        async with gateway_process(tmp_path, *flags) as killed, client_at(killed.url) as other:
             created = await other.responses.create(**ASKED)
             await tokenizer.accepted()
             await until_status(client, created.id, "in_progress")
@@ -157,10 +151,7 @@ async def test_a_start_ends_the_responses_of_killed_gateways(
     """Anyone can then displace it from the store."""
     path = tmp_path / "store.db"
     flags = ["--response-store", str(path), "--instance", "g2"]
-    async with (
-        gateway_process(tmp_path, *flags) as killed,
-        client_at(killed.url) as other,
-    ):
+    async with gateway_process(tmp_path, *flags) as killed, client_at(killed.url) as other:
         await other.responses.create(**ASKED)
         await tokenizer.accepted()
     async with storing(tmp_path):
@@ -191,10 +182,7 @@ async def test_a_draining_gateway_finishes_its_responses(tmp_path: Path, tokeniz
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [
-        ({"store": False}, "store is false"),
-        ({"stream": True}, "stream is true"),
-    ],
+    [({"store": False}, "store is false"), ({"stream": True}, "stream is true")],
 )
 async def test_features_missing_in_the_background_are_refused(
     tmp_path: Path, tokenizer: FakeTokenizer, fields: dict[str, Any], words: str

@@ -10,11 +10,7 @@ from pydantic import SecretStr
 
 from services.gateway.http.account import Account, KeyLimits
 from shared.wire.envelope import read_options
-from tests.services.gateway.apis.batches.test_batches import (
-    batch_file,
-    body,
-    start,
-)
+from tests.services.gateway.apis.batches.test_batches import batch_file, body, start
 from tests.services.gateway.apis.pooling.test_pooling import mesh
 from tests.services.gateway.asking import completion
 from tests.services.gateway.fakes import FakeTokenizer

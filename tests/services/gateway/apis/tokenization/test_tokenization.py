@@ -109,11 +109,7 @@ async def test_malformed_fields_are_named(client: Client, path: str, body: Any, 
 
 @pytest.mark.parametrize(
     ("path", "field", "value"),
-    [
-        ("/tokenize", "prompt", "a"),
-        ("/tokenize", "messages", HI),
-        ("/detokenize", "tokens", [1]),
-    ],
+    [("/tokenize", "prompt", "a"), ("/tokenize", "messages", HI), ("/detokenize", "tokens", [1])],
 )
 async def test_a_refusal_of_the_tokenizer_names_the_clients_field(
     client: Client, path: str, field: str, value: Any
