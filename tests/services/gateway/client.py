@@ -117,13 +117,14 @@ class Client:
         return answer, request
 
     async def streaming(
-        self, path: str = TEXT, /, **body: Any
+        self, path: str = TEXT, /, first: str = "x", **body: Any
     ) -> tuple[aiohttp.ClientResponse, Submitted]:
-        """A stream that has begun; with its first text for a completion."""
+        """A stream that has begun, with its ``first`` text."""
         body = {"prompt": "a", **body} if path == TEXT else body
         posting = asyncio.create_task(self.http.post(path, json={"stream": True, **body}))
         request = await self.tokenizer.accepted()
-        request.text("x")
+        if first:
+            request.text(first)
         return await posting, request
 
     async def finish(self, asked: Asked, request: Submitted) -> Answer:

@@ -75,20 +75,17 @@ async def test_a_reply_and_a_stream_have_the_calls_of_the_format(tmp_path: Path,
     markers = sorted(markers_of(rules(name)))
     model = msgspec.structs.replace(CALLER, tool_parser=name, reasoning_parser="")
     asked: Any = {"model": "fish", "messages": MESSAGES, "tools": TOOLS}
-    async with (
-        fake_tokenizer(tmp_path, model=model) as tokenizer,
-        serving(tmp_path) as gateway,
-        client_of(gateway) as client,
-    ):
+    async with fake_tokenizer(tmp_path, model=model) as tokenizer:
         for index, marker in enumerate(markers):
             tokenizer.vocabulary[model.vocab_size - 1 - index] = marker.encode()
-        answering = asyncio.create_task(answer(tokenizer, text, markers))
-        (whole,) = (await client.chat.completions.create(**asked)).choices
-        async with client.chat.completions.stream(**asked) as stream:
-            async for _ in stream:
-                pass
-            (streamed,) = (await stream.get_final_completion()).choices
-        await answering
+        async with serving(tmp_path) as gateway, client_of(gateway) as client:
+            answering = asyncio.create_task(answer(tokenizer, text, markers))
+            (whole,) = (await client.chat.completions.create(**asked)).choices
+            async with client.chat.completions.stream(**asked) as stream:
+                async for _ in stream:
+                    pass
+                (streamed,) = (await stream.get_final_completion()).choices
+            await answering
     expected = [tuple(part) for part in parts if part[0] == "call"]
     for choice in (whole, streamed):
         calls: Any = choice.message.tool_calls

@@ -168,7 +168,7 @@ async def test_a_key_may_come_in_either_header_and_has_its_limits(client: Client
 
 
 async def test_a_client_that_leaves_ends_its_request(client: Client):
-    response, request = await client.streaming(PATH, **BODY)
+    response, request = await client.streaming(PATH, first="", **BODY)
     response.close()
     (key,) = (await client.tokenizer.cancelled.get()).keys
     assert (key.request, key.attempt) == request.key

@@ -29,7 +29,7 @@ async def test_a_message_can_be_aborted_by_its_id(client: Client):
 
 
 async def test_a_response_can_be_aborted_by_its_id(client: Client) -> None:
-    response, _ = await client.streaming("/v1/responses", input="Hi")
+    response, _ = await client.streaming("/v1/responses", first="", input="Hi")
     begun, running = await created(response)
     assert (await abort(client, running["id"]))["aborted"] == [running["id"]]
     assert response_in(begun + await response.text())["status"] == "cancelled"
