@@ -10,9 +10,8 @@ import pytest
 
 from services.gateway.http.head_parser import MAX_HEAD_BYTES, MAX_HEADERS, HeadParser
 from services.gateway.service import GatewayService
-from tests.services.gateway.client import Client, raw_answer
+from tests.services.gateway.client import TEXT, Client, raw_answer
 from tests.services.gateway.fakes import until
-from tests.services.gateway.test_errors import TEXT
 
 SECRET = b"sk-secret"
 HOST = b"Host: localhost\r\n"
