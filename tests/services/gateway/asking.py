@@ -22,8 +22,8 @@ def chat(model: ModelInfo = CALLER, limits: Limits = LIMITS, /, **fields: Any) -
     return parse_chat(json.dumps({"messages": MESSAGES} | fields).encode(), model, limits)
 
 
-def completion(model: ModelInfo = CALLER, **fields: Any) -> Job:
-    return parse_completion(json.dumps({"prompt": "a"} | fields).encode(), model, LIMITS)
+def completion(model: ModelInfo = CALLER, limits: Limits = LIMITS, /, **fields: Any) -> Job:
+    return parse_completion(json.dumps({"prompt": "a"} | fields).encode(), model, limits)
 
 
 def check_refusals(

@@ -1,38 +1,61 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.service import GatewayService
-from shared.wire.messages import State
-from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
+from shared.wire.messages import ModelInfo
+from tests.services.gateway import openai_client
+from tests.services.gateway.client import Client, client_of, serving
+from tests.services.gateway.fakes import MODEL, FakeTokenizer, fake_tokenizer
+from tests.services.gateway.marked import FIRST_MARKER, MARKERS
 
 
 @pytest.fixture
-async def tokenizer(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
-    async with fake_tokenizer(tmp_path) as fake:
+def model() -> ModelInfo:
+    """Of ``tokenizer``; see ``with_model``."""
+    return MODEL
+
+
+@pytest.fixture
+async def tokenizer(tmp_path: Path, model: ModelInfo) -> AsyncIterator[FakeTokenizer]:
+    async with fake_tokenizer(tmp_path, model=model) as fake:
+        if model.tool_parser:
+            fake.vocabulary[FIRST_MARKER:] = [marker.encode() for marker in MARKERS]
         yield fake
 
 
 @pytest.fixture
-async def gateway(tmp_path: Path, tokenizer: FakeTokenizer) -> AsyncIterator[GatewayService]:
+def settings() -> dict[str, Any]:
+    """Of ``gateway``; see ``with_settings``."""
+    return {}
+
+
+@pytest.fixture
+async def gateway(
+    tmp_path: Path, tokenizer: FakeTokenizer, settings: dict[str, Any]
+) -> AsyncIterator[GatewayService]:
     """Connected to ``tokenizer`` and ready."""
-    async with running_gateway(tmp_path) as service:
-        await until(lambda: service.status().state == State.READY)
+    paths = {name: tmp_path / each for name, each in settings.items() if isinstance(each, Path)}
+    async with serving(tmp_path, **settings | paths) as service:
         yield service
 
 
 @pytest.fixture
 async def openai(gateway: GatewayService) -> AsyncIterator[AsyncOpenAI]:
-    url = f"http://127.0.0.1:{gateway.port}/v1"
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+    async with openai_client.client_of(gateway) as client:
         yield client
 
 
 @pytest.fixture
-async def http(gateway: GatewayService) -> AsyncIterator[aiohttp.ClientSession]:
-    url, headers = f"http://127.0.0.1:{gateway.port}", {"Content-Type": "application/json"}
-    async with aiohttp.ClientSession(url, headers=headers) as session:
-        yield session
+async def client(gateway: GatewayService, tokenizer: FakeTokenizer) -> AsyncIterator[Client]:
+    async with client_of(gateway, tokenizer) as client:
+        yield client
+
+
+@pytest.fixture
+def http(client: Client) -> aiohttp.ClientSession:
+    return client.http

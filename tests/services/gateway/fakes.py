@@ -195,11 +195,7 @@ class FakeTokenizer:
     """Converts a text to the values of its bytes, and ids to the bytes of their tokens."""
 
     def __init__(
-        self,
-        mesh_dir: Path,
-        instance: str,
-        model: ModelInfo = MODEL,
-        minor: int = PROTOCOL_MINOR,
+        self, mesh_dir: Path, instance: str, model: ModelInfo = MODEL, minor: int = PROTOCOL_MINOR
     ) -> None:
         self.state = State.READY
         self.overviews: list[Overview] = []

@@ -1,15 +1,11 @@
 """A tokenizer of a model that marks its reasoning and its calls."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
-
 import numpy as np
 
 from shared.wire.messages import Accepted, Delta, Deltas, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import CALLER
-from tests.services.gateway.fakes import PROMPT_IDS, FakeTokenizer, Submitted, fake_tokenizer
+from tests.services.gateway.fakes import PROMPT_IDS, Submitted
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 FIRST_MARKER = CALLER.vocab_size - len(MARKERS)
@@ -21,13 +17,6 @@ CALL = [
     "</tool_call>",
 ]
 REPLY = ["Hm", "</think>", "\n\nSo:\n", *CALL, "\n", *CALL]
-
-
-@asynccontextmanager
-async def marking_tokenizer(mesh_dir: Path) -> AsyncIterator[FakeTokenizer]:
-    async with fake_tokenizer(mesh_dir, model=CALLER) as fake:
-        fake.vocabulary[FIRST_MARKER:] = [marker.encode() for marker in MARKERS]
-        yield fake
 
 
 def accept(request: Submitted, start: OutputStart = OutputStart.REASONING) -> None:

@@ -4,49 +4,53 @@ import asyncio
 import json
 from typing import Any
 
-import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from tests.services.gateway.fakes import MODEL, NUM_PROMPT_TOKENS, FakeTokenizer
+from tests.services.gateway.client import CHAT, HI, TEXT, Client
+from tests.services.gateway.fakes import MODEL, NUM_PROMPT_TOKENS, FakeTokenizer, Submitted
 
-MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+WARNED = "session_id: it changes nothing here, store: it changes nothing here"
+
+
+async def ask(
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer, *texts: str, reason: Any = "stop", **fields: Any
+) -> tuple[Any, Submitted]:
+    """The reply or the chunks, and the request."""
+    asked = {"model": "fish", "messages": HI} | fields
+    reply, request = await asyncio.gather(
+        openai.chat.completions.create(**asked), tokenizer.answer(*texts, reason=reason)
+    )
+    return [chunk async for chunk in reply] if fields.get("stream") else reply, request
 
 
 async def test_a_chat_is_answered_with_its_text_and_usage(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
-    reply, request = await asyncio.gather(
-        openai.chat.completions.create(model="fish", messages=MESSAGES),
-        tokenizer.answer("Hel", "lo", reason="length"),
-    )
-    assert reply.choices[0].message.content == "Hello"
-    assert reply.choices[0].message.role == "assistant"
-    assert reply.choices[0].finish_reason == "length"
-    assert reply.usage is not None
+    reply, request = await ask(openai, tokenizer, "Hel", "lo", reason="length")
+    [choice] = reply.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", "Hello")
+    assert choice.finish_reason == "length"
     assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (NUM_PROMPT_TOKENS, 2)
     assert reply.usage.total_tokens == NUM_PROMPT_TOKENS + 2
     assert (reply.object, reply.model) == ("chat.completion", "fish")
     assert reply.system_fingerprint == MODEL.fingerprint
     assert reply.id == "chatcmpl-" + request.submit.request.partition("~")[0]
     assert request.submit.request.endswith("/0")
+    reply, _ = await ask(openai, tokenizer)
+    assert reply.choices[0].message.content == "", "an answer without text"
 
 
 async def test_the_messages_travel_as_json_as_they_came(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     parts = [{"type": "text", "text": "Grüß "}, {"type": "text", "text": "Gott"}]
+    calls = [{"id": "1", "function": {"name": "f"}}]
     messages: Any = [
         {"role": "user", "content": parts, "name": "Ada"},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "1", "function": {"name": "f"}}],
-        },
+        {"role": "assistant", "content": None, "tool_calls": calls},
     ]
-    _, request = await asyncio.gather(
-        openai.chat.completions.create(model="fish", messages=messages), tokenizer.answer("x")
-    )
+    _, request = await ask(openai, tokenizer, "x", messages=messages)
     assert (request.submit.kind, request.submit.attempt) == ("chat", 1)
     assert json.loads(request.prompt.tobytes()) == messages
 
@@ -54,22 +58,10 @@ async def test_the_messages_travel_as_json_as_they_came(
 async def test_parameters_arrive_as_the_client_gave_them(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
-    _, request = await asyncio.gather(
-        openai.chat.completions.create(
-            model="org/fish",
-            messages=MESSAGES,
-            temperature=0,
-            top_p=0.5,
-            seed=-7,
-            max_tokens=1,
-            max_completion_tokens=9,
-            stop=["a", "bb"],
-            user="ada",
-            metadata={"k": "v"},
-            extra_body={"top_k": -1, "ignore_eos": True},
-        ),
-        tokenizer.answer("x"),
-    )
+    asked: Any = {"temperature": 0, "top_p": 0.5, "seed": -7, "stop": ["a", "bb"], "user": "ada"}
+    asked |= {"model": "org/fish", "max_tokens": 1, "max_completion_tokens": 9}
+    asked |= {"metadata": {"k": "v"}, "extra_body": {"top_k": -1, "ignore_eos": True}}
+    _, request = await ask(openai, tokenizer, "x", **asked)
     params = request.submit.params
     assert (params.temperature, params.top_p, params.top_k) == (0, 0.5, 0)
     assert (params.seed, params.max_tokens, params.ignore_eos) == (-7, 9, True)
@@ -81,9 +73,7 @@ async def test_missing_parameters_have_openais_defaults_and_a_random_seed(
 ) -> None:
     seeds = set()
     for _ in range(2):
-        _, request = await asyncio.gather(
-            openai.chat.completions.create(model="fish", messages=MESSAGES), tokenizer.answer("x")
-        )
+        _, request = await ask(openai, tokenizer, "x")
         params = request.submit.params
         assert (params.temperature, params.top_p, params.top_k) == (1, 1, 0)
         assert (params.max_tokens, params.ignore_eos, request.submit.text.stop) == (None, False, [])
@@ -94,11 +84,7 @@ async def test_missing_parameters_have_openais_defaults_and_a_random_seed(
 async def test_a_stream_gives_role_then_text_then_one_finish_reason(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
-    stream, _ = await asyncio.gather(
-        openai.chat.completions.create(model="fish", messages=MESSAGES, stream=True),
-        tokenizer.answer("Hel", "", "lo"),
-    )
-    chunks = [chunk async for chunk in stream]
+    chunks, _ = await ask(openai, tokenizer, "Hel", "", "lo", stream=True)
     first, *others = [chunk.choices[0] for chunk in chunks]
     assert (first.delta.role, first.delta.content) == ("assistant", "")
     assert "".join(choice.delta.content or "" for choice in others) == "Hello"
@@ -108,68 +94,47 @@ async def test_a_stream_gives_role_then_text_then_one_finish_reason(
     assert all("usage" not in chunk.model_fields_set for chunk in chunks)
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk.id for chunk in chunks}) == 1
+    chunks, _ = await ask(openai, tokenizer, stream=True)
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert [choice.delta.role for choice in choices] == ["assistant", None]
+    assert [choice.finish_reason for choice in choices] == [None, "stop"]
 
 
 async def test_a_stream_ends_with_the_usage_if_the_client_asked(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
-    stream, _ = await asyncio.gather(
-        openai.chat.completions.create(
-            model="fish", messages=MESSAGES, stream=True, stream_options={"include_usage": True}
-        ),
-        tokenizer.answer("a", "b"),
-    )
-    *others, last = [chunk async for chunk in stream]
+    asked: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    (*others, last), _ = await ask(openai, tokenizer, "a", "b", **asked)
     assert last.choices == []
-    assert last.usage is not None
     assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (NUM_PROMPT_TOKENS, 2)
     assert all("usage" in chunk.model_fields_set and chunk.usage is None for chunk in others)
 
 
-async def test_an_answer_without_text_is_empty(
-    openai: AsyncOpenAI, tokenizer: FakeTokenizer
-) -> None:
-    reply, _ = await asyncio.gather(
-        openai.chat.completions.create(model="fish", messages=MESSAGES), tokenizer.answer()
-    )
-    assert reply.choices[0].message.content == ""
-
-
-async def test_a_stream_without_text_has_its_role_and_its_finish_reason(
-    openai: AsyncOpenAI, tokenizer: FakeTokenizer
-) -> None:
-    stream, _ = await asyncio.gather(
-        openai.chat.completions.create(model="fish", messages=MESSAGES, stream=True),
-        tokenizer.answer(),
-    )
-    choices = [chunk.choices[0] async for chunk in stream]
-    assert [choice.delta.role for choice in choices] == ["assistant", None]
-    assert [choice.finish_reason for choice in choices] == [None, "stop"]
-
-
 @pytest.mark.parametrize("message", [{"role": "user"}, {"role": "assistant", "content": None}])
 async def test_a_message_without_content_is_refused_by_its_index(
-    http: aiohttp.ClientSession, message: dict[str, Any]
+    client: Client, message: dict[str, Any]
 ) -> None:
-    async with http.post("/v1/chat/completions", json={"messages": [*MESSAGES, message]}) as reply:
-        assert reply.status == 400
-        assert (await reply.json())["error"]["param"] == "messages[1].content"
+    error = await client.refused(400, CHAT, messages=[*HI, message])
+    assert error["param"] == "messages[1].content"
 
 
-async def test_fields_of_a_chat_without_effect_are_named_in_a_header(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+@pytest.mark.parametrize(
+    ("path", "fields", "expected"),
+    [
+        (CHAT, {"session_id": "s", "store": True, "service_tier": "auto"}, WARNED),
+        (CHAT, {"session_id": "s", "store": True, "stream": True}, WARNED),
+        (CHAT, {"tempertaure": 1, "é\r\n": 1}, "tempertaure: unknown, ignored"),
+        (CHAT, {}, None),
+        (TEXT, {"session_id": "s", "store": True, "guided_decoding_backend": "auto"}, WARNED),
+        (TEXT, {"session_id": "s", "store": True, "user": None, "stream": True}, WARNED),
+        (TEXT, {"tempertaure": 1}, "tempertaure: unknown, ignored"),
+        (TEXT, {}, None),
+    ],
+)
+async def test_fields_without_effect_are_named_in_a_header(
+    client: Client, path: str, fields: dict[str, Any], expected: str | None
 ) -> None:
-    asked = {"messages": MESSAGES, "session_id": "s", "store": True, "service_tier": "auto"}
-    names = "session_id: it changes nothing here, store: it changes nothing here"
-    for fields, expected in (
-        (asked, names),
-        (asked | {"stream": True}, names),
-        ({"messages": MESSAGES, "tempertaure": 1, "é\r\n": 1}, "tempertaure: unknown, ignored"),
-        ({"messages": MESSAGES}, None),
-    ):
-        response, _ = await asyncio.gather(
-            http.post("/v1/chat/completions", json=fields), tokenizer.answer("x")
-        )
-        async with response:
-            assert response.status == 200
-            assert response.headers.get("X-Shoal-Warnings") == expected
+    prompt: Any = {"messages": HI} if path == CHAT else {"prompt": "a"}
+    answer, _ = await client.answered(path, "x", **prompt, **fields)
+    assert answer.headers.get("X-Shoal-Warnings") == expected
+    assert "x" in answer.text

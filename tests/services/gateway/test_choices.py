@@ -1,15 +1,13 @@
-"""Several prompts, several choices of each, with OpenAI's own client."""
+"""Several prompts, several choices of each."""
 
 import asyncio
 from typing import Any
 
-import aiohttp
 import pytest
-from openai import AsyncOpenAI, BadRequestError, RateLimitError
+from openai import AsyncOpenAI
 
-from tests.services.gateway.fakes import FakeTokenizer, Submitted
-
-MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+from tests.services.gateway.client import CHAT, HI, TEXT, Client
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, until
 
 
 async def answer_all(tokenizer: FakeTokenizer, num_prompts: int, n: int) -> list[Submitted]:
@@ -28,6 +26,11 @@ async def answer_all(tokenizer: FakeTokenizer, num_prompts: int, n: int) -> list
     return requests
 
 
+def check_usage(usage: Any) -> None:
+    assert (usage.prompt_tokens, usage.completion_tokens) == (1 + 2, 4 * 3)
+    assert usage.prompt_tokens_details.cached_tokens == 10 + 11, "the first choices'"
+
+
 async def test_choices_of_all_prompts_are_numbered_through(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
@@ -38,10 +41,7 @@ async def test_choices_of_all_prompts_are_numbered_through(
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in reply.choices] == ["0.0", "0.1", "1.0", "1.1"]
     assert [choice.finish_reason for choice in reply.choices] == ["stop", "length"] * 2
-    assert reply.usage is not None
-    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (1 + 2, 4 * 3)
-    assert reply.usage.prompt_tokens_details is not None
-    assert reply.usage.prompt_tokens_details.cached_tokens == 10 + 11, "the first choices'"
+    check_usage(reply.usage)
     assert [request.prompt.tobytes() for request in requests] == [b"a", b"bb"]
     names = [request.submit.request.partition("/") for request in requests]
     assert names[0][0] == names[1][0]
@@ -52,12 +52,11 @@ async def test_choices_of_all_prompts_are_numbered_through(
 
 @pytest.mark.parametrize(("seed", "num_seeds"), [(5, 1), (None, 3), (-1, 3)])
 async def test_prompts_have_the_seed_of_their_client_or_one_of_their_own(
-    openai: AsyncOpenAI, tokenizer: FakeTokenizer, seed: int | None, num_seeds: int
+    client: Client, seed: int | None, num_seeds: int
 ) -> None:
-    _, requests = await asyncio.gather(
-        openai.completions.create(model="fish", prompt=[[1], [1], [3]], seed=seed),
-        answer_all(tokenizer, 3, 1),
-    )
+    asked = asyncio.create_task(client.post(TEXT, prompt=[[1], [1], [3]], seed=seed))
+    requests = await answer_all(client.tokenizer, 3, 1)
+    assert (await asked).status == 200
     seeds = {request.submit.params.seed for request in requests}
     assert len(seeds) == num_seeds
     assert seeds == {seed} or num_seeds == 3
@@ -67,13 +66,10 @@ async def test_prompts_have_the_seed_of_their_client_or_one_of_their_own(
 async def test_each_chunk_of_a_stream_has_the_index_of_its_choice(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
+    asked: Any = {"prompt": ["a", "b"], "n": 2, "stream_options": {"include_usage": True}}
     stream, _ = await asyncio.gather(
-        openai.completions.create(
-            model="fish", prompt=["a", "b"], n=2, stream=True,
-            stream_options={"include_usage": True},
-        ),
-        answer_all(tokenizer, 2, 2),
-    )  # fmt: skip
+        openai.completions.create(model="fish", stream=True, **asked), answer_all(tokenizer, 2, 2)
+    )
     texts = dict.fromkeys(range(4), "")
     reasons: dict[int, list[str]] = {index: [] for index in range(4)}
     *chunks, last = [chunk async for chunk in stream]
@@ -85,25 +81,17 @@ async def test_each_chunk_of_a_stream_has_the_index_of_its_choice(
     assert texts == {0: "0.0", 1: "0.1", 2: "1.0", 3: "1.1"}
     assert reasons == {0: ["stop"], 1: ["length"], 2: ["stop"], 3: ["length"]}
     assert last.choices == []
-    assert last.usage is not None
-    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (3, 12)
-    assert last.usage.prompt_tokens_details is not None
-    assert last.usage.prompt_tokens_details.cached_tokens == 21
+    check_usage(last.usage)
 
 
-async def test_each_choice_of_a_streamed_chat_begins_with_its_role(
-    openai: AsyncOpenAI, tokenizer: FakeTokenizer
-) -> None:
-    stream, _ = await asyncio.gather(
-        openai.chat.completions.create(model="fish", messages=MESSAGES, n=3, stream=True),
-        answer_all(tokenizer, 1, 3),
-    )
+async def test_each_choice_of_a_streamed_chat_begins_with_its_role(client: Client) -> None:
+    script = answer_all(client.tokenizer, 1, 3)
     roles: dict[int, list[str | None]] = {0: [], 1: [], 2: []}
     texts = dict.fromkeys(range(3), "")
-    async for chunk in stream:
-        [choice] = chunk.choices
-        roles[choice.index].append(choice.delta.role)
-        texts[choice.index] += choice.delta.content or ""
+    for chunk in (await client.served(script, CHAT, messages=HI, n=3, stream=True)).events:
+        [choice] = chunk["choices"]
+        roles[choice["index"]].append(choice["delta"].get("role"))
+        texts[choice["index"]] += choice["delta"].get("content") or ""
     assert texts == {0: "0.0", 1: "0.1", 2: "0.2"}
     for each in roles.values():
         assert each[0] == "assistant"
@@ -111,19 +99,14 @@ async def test_each_choice_of_a_streamed_chat_begins_with_its_role(
 
 
 async def test_one_prompt_that_is_refused_refuses_all_and_cancels_the_others(
-    openai: AsyncOpenAI, tokenizer: FakeTokenizer
+    client: Client,
 ) -> None:
-    async def refuse_second() -> Submitted:
-        first, second = [await tokenizer.submitted.get() for _ in range(2)]
-        first.accept()
-        second.fail(429, "overloaded", "no slot is free")
-        return first
-
-    creating = openai.completions.create(model="fish", prompt=["a", "b"])
-    error, first = await asyncio.gather(creating, refuse_second(), return_exceptions=True)
-    assert isinstance(error, RateLimitError)
-    assert isinstance(first, Submitted)
-    [key] = (await tokenizer.cancelled.get()).keys
+    asked, first = await client.begun(TEXT, prompt=["a", "b"])
+    second = await client.tokenizer.submitted.get()
+    first.accept()
+    second.fail(429, "overloaded", "no slot is free")
+    assert (await asked).status == 429
+    [key] = (await client.tokenizer.cancelled.get()).keys
     assert key.request == first.submit.request
 
 
@@ -136,51 +119,29 @@ async def test_one_prompt_that_is_refused_refuses_all_and_cancels_the_others(
     ],
 )
 async def test_a_refusal_names_the_field_that_the_client_sent(
-    openai: AsyncOpenAI, tokenizer: FakeTokenizer, fields: Any, param: str, named: str
+    client: Client, fields: Any, param: str, named: str
 ) -> None:
-    async def refuse() -> None:
-        request = await tokenizer.submitted.get()
-        request.fail(400, "context_length_exceeded", "too long", param=param)
-
-    creating = openai.chat.completions.create(model="fish", messages=MESSAGES, **fields)
-    error, _ = await asyncio.gather(creating, refuse(), return_exceptions=True)
-    assert isinstance(error, BadRequestError)
-    assert error.param == named
+    asked, request = await client.begun(CHAT, messages=HI, **fields)
+    request.fail(400, "context_length_exceeded", "too long", param=param)
+    answer = await asked
+    assert (answer.status, answer.error["param"]) == (400, named)
 
 
-async def test_the_stop_that_ended_a_choice_is_sent_with_its_finish_reason(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    async def answer() -> None:
-        request = await tokenizer.accepted()
-        request.finish("stop", 0, "\n\n")
-        request.finish("stop", 1, 7)
-        request.finish("length", 2)
-
-    response, _ = await asyncio.gather(
-        http.post("/v1/completions", json={"prompt": "a", "n": 3}), answer()
-    )
-    choices = (await response.json())["choices"]
-    assert [choice["stop_reason"] for choice in choices] == ["\n\n", 7, None]
+async def test_the_stop_that_ended_a_choice_is_sent_with_its_finish_reason(client: Client) -> None:
+    asked, request = await client.accepted(TEXT, prompt="a", n=3)
+    request.finish("stop", 0, "\n\n")
+    request.finish("stop", 1, 7)
+    request.finish("length", 2)
+    assert [choice["stop_reason"] for choice in (await asked).choices] == ["\n\n", 7, None]
 
 
-async def test_credit_is_granted_as_a_client_takes_its_tokens(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    async def answer() -> Submitted:
-        request = await tokenizer.accepted()
-        request.text(*"x" * 200, choice=1)
-        request.finish(choice=0)
-        while not tokenizer.granted:
-            await asyncio.sleep(0.005)
-        request.finish(choice=1)
-        return request
-
-    response, request = await asyncio.gather(
-        http.post("/v1/completions", json={"prompt": "a", "n": 2}), answer()
-    )
-    async with response:
-        assert response.status == 200
-    grant = tokenizer.granted[0]
+async def test_credit_is_granted_as_a_client_takes_its_tokens(client: Client) -> None:
+    asked, request = await client.accepted(TEXT, prompt="a", n=2)
+    request.text(*"x" * 200, choice=1)
+    request.finish(choice=0)
+    await until(lambda: client.tokenizer.granted)
+    request.finish(choice=1)
+    assert (await asked).status == 200
+    grant = client.tokenizer.granted[0]
     assert grant.request == f"{request.submit.request}/1"
     assert grant.num_tokens > 200

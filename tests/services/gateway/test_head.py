@@ -16,8 +16,8 @@ from services.gateway import service
 from services.gateway.app import make_app
 from services.gateway.http.client import Client
 from services.gateway.service import GatewayService
-from shared.wire.messages import State
-from tests.services.gateway.fakes import MODEL, FakeTokenizer, running_gateway, until
+from tests.services.gateway.client import serving
+from tests.services.gateway.fakes import MODEL, FakeTokenizer
 
 CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign"
 PONG = b'{"status":"alive"}'
@@ -66,30 +66,21 @@ async def gateway(
         return app
 
     monkeypatch.setattr(service, "make_app", make)
-    async with running_gateway(
-        tmp_path,
-        instance="g1",
-        batch_dir=tmp_path / "batches",
-        response_store=tmp_path / "responses",
-        enable_tokenizer_info_endpoint=True,
-    ) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
+    paths = {"batch_dir": tmp_path / "batches", "response_store": tmp_path / "responses"}
+    more: Any = {"instance": "g1", "enable_tokenizer_info_endpoint": True}
+    async with serving(tmp_path, **paths, **more) as gateway:
         yield gateway
 
 
 @pytest.fixture
-async def names(gateway: GatewayService, tokenizer: FakeTokenizer) -> dict[str, str]:
+async def names(client: Client) -> dict[str, str]:
     """Values for the names in paths: an existing file, response and model."""
-    async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
-        form = aiohttp.FormData({"purpose": "batch"})
-        form.add_field("file", CONTENT, filename="answers.jsonl")
-        async with http.post("/v1/files", data=form) as response:
-            file = await response.json()
-        response, _ = await asyncio.gather(
-            http.post("/v1/responses", json={"input": "Hi"}), tokenizer.answer("x")
-        )
-        kept = await response.json()
-    found = {"file_id": file["id"], "response_id": kept["id"], "name": MODEL.names[0]}
+    form = aiohttp.FormData({"purpose": "batch"})
+    form.add_field("file", CONTENT, filename="answers.jsonl")
+    async with aiohttp.ClientSession(f"http://127.0.0.1:{client.gateway.port}") as http:
+        file = await (await http.post("/v1/files", data=form)).json()
+    kept, _ = await client.answered("/v1/responses", "x", input="Hi")
+    found = {"file_id": file["id"], "response_id": kept.json["id"], "name": MODEL.names[0]}
     return found | {"id": "none", "batch_id": "none"}
 
 

@@ -6,13 +6,12 @@ import json
 import logging
 from typing import Any
 
-import aiohttp
 import pytest
 
 from services.gateway.http.head_parser import MAX_HEAD_BYTES, MAX_HEADERS, HeadParser
 from services.gateway.service import GatewayService
-from tests.services.gateway.fakes import FakeTokenizer, until
-from tests.services.gateway.test_errors import TEXT
+from tests.services.gateway.client import TEXT, Client, raw_answer
+from tests.services.gateway.fakes import until
 
 SECRET = b"sk-secret"
 HOST = b"Host: localhost\r\n"
@@ -61,11 +60,7 @@ FAULTS: dict[str, tuple[bytes, int, str]] = {
     "chunk": (post(b"Transfer-Encoding: chunked\r\n", SECRET + b"\r\n"), 400, "bad_request"),
     "expectation": (get(b"Expect: x\r\n"), 417, "expectation_failed"),
     "its bytes": (get(b"Expect: \xff\r\n"), 417, "expectation_failed"),
-    "nowhere": (
-        get(b"Expect: \xff\r\n", b"GET /no/such/path HTTP/1.1"),
-        417,
-        "expectation_failed",
-    ),
+    "nowhere": (get(b"Expect: \xff\r\n", b"GET /no HTTP/1.1"), 417, "expectation_failed"),
     "type": (post(b"Content-Type: text/plain\r\n"), 415, "unsupported_media_type"),
     "its bytes, too": (post(b"Content-Type: \xff/\xfe\r\n"), 415, "unsupported_media_type"),
     "type of a form": (
@@ -92,17 +87,11 @@ FAULTS: dict[str, tuple[bytes, int, str]] = {
 
 async def answer_to(gateway: GatewayService, *sent: bytes) -> tuple[int, dict[str, str], Any]:
     """The status, the headers and the error of the answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    for piece in sent:
-        writer.write(piece)
-        await asyncio.sleep(0.05)
-    head = (await reader.readuntil(b"\r\n\r\n")).decode()
-    body = await reader.readuntil(b"}}")
-    writer.close()
-    status, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
+    answer = await raw_answer(gateway, *sent, end=b"}}", pause_s=0.05)
+    assert SECRET not in answer
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
-    assert SECRET.decode() not in head
-    assert SECRET not in body
     assert headers["Server"] == "shoal"
     return int(status.split()[1]), headers, json.loads(body)["error"]
 
@@ -124,10 +113,9 @@ async def test_each_fault_has_its_status_and_our_error_object(
 
 
 @pytest.mark.parametrize("num_bytes", [8300, 20_000, 60_000])
-async def test_a_long_token_is_served(http: aiohttp.ClientSession, num_bytes: int) -> None:
-    headers = {"Authorization": "Bearer " + "x" * num_bytes}
-    async with http.get("/v1/models", headers=headers) as response:
-        assert response.status == 200
+async def test_a_long_token_is_served(client: Client, num_bytes: int) -> None:
+    answer = await client.get("/v1/models", Authorization="Bearer " + "x" * num_bytes)
+    assert answer.status == 200
 
 
 async def test_a_head_that_does_not_end_is_refused_while_it_comes(gateway: GatewayService) -> None:
@@ -146,9 +134,7 @@ async def test_heads_are_counted_one_by_one(gateway: GatewayService) -> None:
     writer.close()
 
 
-async def test_a_body_is_no_part_of_a_head(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
+async def test_a_body_is_no_part_of_a_head(client: Client) -> None:
     async def chunks() -> Any:
         yield b'{"prompt": "a", "user": "'
         for _ in range(20):
@@ -156,28 +142,18 @@ async def test_a_body_is_no_part_of_a_head(
             await asyncio.sleep(0.001)
         yield b'"}'
 
-    response, _ = await asyncio.gather(http.post(TEXT, data=chunks()), tokenizer.answer("y"))
-    async with response:
-        assert response.status == 200
+    sending = client.send("POST", TEXT, data=chunks())
+    answer, _ = await asyncio.gather(sending, client.tokenizer.answer("y"))
+    assert answer.status == 200
 
 
-async def test_a_broken_chunked_body_is_answered_at_once(
-    gateway: GatewayService,
-) -> None:
-    head = post(b"Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\n")
-    status, _, error = await answer_to(gateway, head, SECRET + b"\r\n")
+async def test_a_broken_chunked_body_has_one_answer_at_once(gateway: GatewayService) -> None:
+    """A proxy would take a second answer for that of its next request."""
+    sent = post(b"Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\n"), SECRET + b"\r\n"
+    status, _, error = await answer_to(gateway, *sent)
     assert (status, error["code"]) == (400, "invalid_value")
     assert "chunk size" in error["message"]
-
-
-async def test_a_request_with_a_broken_body_has_one_answer(gateway: GatewayService) -> None:
-    """A proxy would take a second answer for that of its next request."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(post(b"Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\n"))
-    await asyncio.sleep(0.05)
-    writer.write(SECRET + b"\r\n")
-    assert (await reader.read()).count(b"HTTP/1.") == 1
-    writer.close()
+    assert (await raw_answer(gateway, *sent, pause_s=0.05)).count(b"HTTP/1.") == 1
 
 
 class TestWithoutMemory:

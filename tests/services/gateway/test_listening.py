@@ -20,9 +20,9 @@ from shared.link.tcp import url_host
 from shared.process.metrics import tcp_counts
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
+from tests.services.gateway.client import raw_post
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway
 from tests.services.gateway.process import gateway_process
-from tests.services.gateway.test_connections import post
 
 SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
 MAX_BACKLOG_OFFSET = 28  # offset of tcpi_sacked, the kernel's backlog of a listening socket
@@ -119,7 +119,7 @@ async def test_of_many_connections_at_once_each_has_an_answer(
 
 async def status_of(client: socket.socket) -> int:
     reader, writer = await asyncio.open_connection(sock=client)
-    writer.write(post(prompt="a"))
+    writer.write(raw_post(prompt="a"))
     line = await reader.readline()
     await reader.readuntil(b"}}" if b" 200 " not in line else b'"choices":')
     writer.close()

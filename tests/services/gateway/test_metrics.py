@@ -1,35 +1,25 @@
 """A gateway's counters, and its exported figures of the mesh."""
 
-import asyncio
 from pathlib import Path
 
-import aiohttp
-
 from services.gateway.mesh.tokenizers import MeshMetrics, Tokenizers
-from services.gateway.service import GatewayService
 from shared.wire.messages import Overview
-from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until
+from tests.services.gateway.client import TEXT, Client
+from tests.services.gateway.fakes import fake_tokenizer, until
 
 FISH = 'model_name="fish"'
 
 
-async def values(http: aiohttp.ClientSession) -> dict[str, float]:
-    async with http.get("/metrics") as response:
-        lines = (await response.text()).splitlines()
+async def values(client: Client) -> dict[str, float]:
+    lines = (await client.get("/metrics")).text.splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
 
 
-async def test_metrics_count_requests_tokens_and_times(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    before = await values(http)
-    response, _ = await asyncio.gather(
-        http.post("/v1/completions", json={"prompt": "a"}), tokenizer.answer("a", "b")
-    )
-    async with response:
-        await response.read()
-    after = await values(http)
+async def test_metrics_count_requests_tokens_and_times(client: Client) -> None:
+    before = await values(client)
+    await client.answered(TEXT, "a", "b", prompt="a")
+    after = await values(client)
     for name, change in {
         'shoal_http_requests_total{route="/v1/completions",status="200"}': 1,
         f"vllm:prompt_tokens_total{{{FISH}}}": 5,
@@ -47,21 +37,19 @@ async def test_metrics_count_requests_tokens_and_times(
 
 
 async def test_each_delivery_of_a_choice_but_its_first_is_one_latency_between_tokens(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+    client: Client,
 ) -> None:
     name = f"vllm:inter_token_latency_seconds_count{{{FISH}}}"
-    before = await values(http)
-    body = {"prompt": "a", "n": 2, "stream": True}
-    posting = asyncio.create_task(http.post("/v1/completions", json=body).__aenter__())
-    request = await tokenizer.accepted()
-    async with await posting as response:
-        for choice, texts in ((0, ["a"]), (0, ["b", "c"]), (1, ["d"]), (1, ["e"])):
-            request.text(*texts, choice=choice)
-            await response.content.readuntil(b"\n\n")
-        request.finish(choice=0)
-        request.finish(choice=1)
-        await response.read()
-    assert (await values(http))[name] - before.get(name, 0) == 2
+    before = await values(client)
+    response, request = await client.streaming(TEXT, n=2)
+    await response.content.readuntil(b"\n\n")
+    for choice, texts in ((0, ["b", "c"]), (1, ["d"]), (1, ["e"])):
+        request.text(*texts, choice=choice)
+        await response.content.readuntil(b"\n\n")
+    request.finish(choice=0)
+    request.finish(choice=1)
+    await response.read()
+    assert (await values(client))[name] - before.get(name, 0) == 2
 
 
 def replicas(values: dict[str, float]) -> dict[str, float]:
@@ -70,22 +58,19 @@ def replicas(values: dict[str, float]) -> dict[str, float]:
 
 
 async def test_figures_of_each_scheduler_through_two_tokenizers_count_once(
-    tmp_path: Path,
-    http: aiohttp.ClientSession,
-    gateway: GatewayService,
-    tokenizer: FakeTokenizer,
+    tmp_path: Path, client: Client
 ) -> None:
-    assert replicas(await values(http)) == {"tokenizer": 1, "scheduler": 0, "worker": 0}
+    assert replicas(await values(client)) == {"tokenizer": 1, "scheduler": 0, "worker": 0}
     async with fake_tokenizer(tmp_path, "t2") as other:
         one = Overview("s1", 2, num_running=6, num_waiting=0, num_blocks=50, num_free_blocks=40)
         two = Overview("s2", 1, num_running=1, num_waiting=2, num_blocks=30, num_free_blocks=20)
-        tokenizer.overviews, other.overviews = [one, two], [two]
-        await until(lambda: len(gateway._mesh.tokenizers) == 2)
-        tokenizer.link.send_status()
+        client.tokenizer.overviews, other.overviews = [one, two], [two]
+        tokenizers = client.gateway._mesh.tokenizers
+        await until(lambda: len(tokenizers) == 2)
+        client.tokenizer.link.send_status()
         other.link.send_status()
-        peers = [each.peer for each in gateway._mesh.tokenizers]
-        await until(lambda: all(peer.status.overview for peer in peers))
-        metrics = await values(http)
+        await until(lambda: all(each.peer.status.overview for each in tokenizers))
+        metrics = await values(client)
         assert replicas(metrics) == {"tokenizer": 2, "scheduler": 2, "worker": 3}
         assert metrics[f"vllm:num_requests_running{{{FISH}}}"] == 7
         assert metrics[f"vllm:num_requests_waiting{{{FISH}}}"] == 2

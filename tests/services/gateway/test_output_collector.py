@@ -21,11 +21,7 @@ async def test_updates_during_the_readers_absence_are_merged() -> None:
     for position, text in enumerate("abc"):
         add(collector, 0, position, text, position)
     update = await anext(collector)
-    assert (update.text, update.arrays.ids.tolist(), update.finished) == (
-        "abc",
-        [0, 1, 2],
-        None,
-    )
+    assert (update.text, update.arrays.ids.tolist(), update.finished) == ("abc", [0, 1, 2], None)
     add(collector, 0, 3, "d", 3, 4)
     finished = Finished("a~b/0", 1, 0, "stop", 5)
     collector.finish(0, finished)

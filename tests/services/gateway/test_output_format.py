@@ -25,64 +25,39 @@ FORMS: list[tuple[dict[str, Any], OutputFormat | None]] = [
     ({"response_format": None, "guided_json": None, "structured_outputs": {}}, None),
     ({"structured_outputs": {"json_object": False}}, None),
     ({"response_format": {"type": "json_object"}}, OutputFormat("json_object", "response_format")),
-    (
-        {"response_format": {"type": "json_object", "schema": SCHEMA}},
-        OutputFormat("json_schema", "response_format.schema", TEXT, False),
-    ),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}},
+     OutputFormat("json_schema", "response_format.schema", TEXT, False)),
     ({"response_format": named()}, OutputFormat("json_schema", OF_OPENAI, TEXT, False)),
     ({"response_format": named(strict=False)}, OutputFormat("json_schema", OF_OPENAI, TEXT, False)),
     ({"response_format": named(strict=True)}, OutputFormat("json_schema", OF_OPENAI, TEXT)),
-    (
-        {"response_format": {"type": "structural_tag"} | TAG},
-        OutputFormat(
-            "structural_tag",
-            "response_format",
-            '{"type":"structural_tag","format":{"type": "const_string", "value": "a"}}',
-        ),
-    ),
-    (
-        {"structured_outputs": {"json": SCHEMA}},
-        OutputFormat("json_schema", "structured_outputs.json", TEXT, False),
-    ),
-    (
-        {"structured_outputs": {"json": TEXT, "whitespace_pattern": " ?"}},
-        OutputFormat("json_schema", "structured_outputs.json", TEXT, False, whitespace=" ?"),
-    ),
-    (
-        {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
-        OutputFormat("json_object", "structured_outputs.json_object", whitespace="()"),
-    ),
-    (
-        {"structured_outputs": {"regex": "a+"}},
-        OutputFormat("regex", "structured_outputs.regex", "a+"),
-    ),
-    (
-        {"structured_outputs": {"choice": ["a", "ö"]}},
-        OutputFormat("choice", "structured_outputs.choice", '["a","ö"]'),
-    ),
-    (
-        {"structured_outputs": {"grammar": 'root ::= "a"'}},
-        OutputFormat("grammar", "structured_outputs.grammar", 'root ::= "a"'),
-    ),
-    (
-        {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
-        OutputFormat("structural_tag", "structured_outputs.structural_tag", json.dumps(TAG)),
-    ),
+    ({"response_format": {"type": "structural_tag"} | TAG},
+     OutputFormat("structural_tag", "response_format",
+     '{"type":"structural_tag","format":{"type": "const_string", "value": "a"}}')),
+    ({"structured_outputs": {"json": SCHEMA}},
+     OutputFormat("json_schema", "structured_outputs.json", TEXT, False)),
+    ({"structured_outputs": {"json": TEXT, "whitespace_pattern": " ?"}},
+     OutputFormat("json_schema", "structured_outputs.json", TEXT, False, whitespace=" ?")),
+    ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+     OutputFormat("json_object", "structured_outputs.json_object", whitespace="()")),
+    ({"structured_outputs": {"regex": "a+"}},
+     OutputFormat("regex", "structured_outputs.regex", "a+")),
+    ({"structured_outputs": {"choice": ["a", "ö"]}},
+     OutputFormat("choice", "structured_outputs.choice", '["a","ö"]')),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}},
+     OutputFormat("grammar", "structured_outputs.grammar", 'root ::= "a"')),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}},
+     OutputFormat("structural_tag", "structured_outputs.structural_tag", json.dumps(TAG))),
     ({"guided_json": SCHEMA}, OutputFormat("json_schema", "guided_json", TEXT, False)),
-    (
-        {"guided_json": TEXT, "guided_whitespace_pattern": " "},
-        OutputFormat("json_schema", "guided_json", TEXT, False, whitespace=" "),
-    ),
-    (
-        {"guided_regex": "a", "guided_decoding_backend": "xgrammar"},
-        OutputFormat("regex", "guided_regex", "a"),
-    ),
+    ({"guided_json": TEXT, "guided_whitespace_pattern": " "},
+     OutputFormat("json_schema", "guided_json", TEXT, False, whitespace=" ")),
+    ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"},
+     OutputFormat("regex", "guided_regex", "a")),
     ({"guided_choice": ["a"]}, OutputFormat("choice", "guided_choice", '["a"]')),
     ({"guided_grammar": "start: A"}, OutputFormat("grammar", "guided_grammar", "start: A")),
     ({"regex": "a"}, OutputFormat("regex", "regex", "a")),
     ({"ebnf": 'root ::= "a"'}, OutputFormat("grammar", "ebnf", 'root ::= "a"')),
     ({"json_schema": TEXT}, OutputFormat("json_schema", "json_schema", TEXT, False)),
-]
+]  # fmt: skip
 
 
 def test_each_spelling_is_one_format_in_both_endpoints(subtests: pytest.Subtests) -> None:
@@ -93,24 +68,15 @@ def test_each_spelling_is_one_format_in_both_endpoints(subtests: pytest.Subtests
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    (
-        {"response_format": {"type": "json_object"}, "regex": "a"},
-        "regex",
-        "response_format and regex both",
-    ),
+    ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex",
+     "response_format and regex both"),
     ({"guided_choice": ["a"], "guided_regex": "a"}, "guided_choice", "guided_regex and guided_ch"),
-    (
-        {"structured_outputs": {"json": SCHEMA, "regex": "a"}},
-        "structured_outputs.regex",
-        "structured_outputs.json and",
-    ),
+    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs.regex",
+     "structured_outputs.json and"),
     ({"response_format": {"type": "xml"}}, "response_format.type", '"xml"'),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "required"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
-        "response_format.json_schema.schema",
-        "required",
-    ),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+     "response_format.json_schema.schema", "required"),
     ({"response_format": named(schema=[1])}, OF_OPENAI, "a list of 1; expected an object"),
     ({"response_format": named(schema="{")}, OF_OPENAI, "no JSON"),
     ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "not a field"),
@@ -120,11 +86,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": "[1]"}, "guided_json", "expected an object"),
     ({"regex": ""}, "regex", ">= 1"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "a form of JSON only"),
-    (
-        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
-        "structured_outputs.disable_any_whitespace",
-        "a form of JSON only",
-    ),
+    ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
+     "structured_outputs.disable_any_whitespace", "a form of JSON only"),
     (
         {
             "structured_outputs": {
@@ -136,13 +99,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.disable_any_whitespace",
         "both say where blanks",
     ),
-    (
-        {"structured_outputs": {"json_object": True, "disable_additional_properties": True}},
-        "structured_outputs.disable_additional_properties",
-        "structured_outputs.json only",
-    ),
+    ({"structured_outputs": {"json_object": True, "disable_additional_properties": True}},
+     "structured_outputs.disable_additional_properties", "structured_outputs.json only"),
     ({"json_schema": {"a": "x" * MAX_FIELD_BYTES}}, "json_schema", f"limit is {MAX_FIELD_BYTES}"),
-]
+]  # fmt: skip
 
 
 def test_a_wrong_form_is_refused_and_its_field_named(subtests: pytest.Subtests) -> None:

@@ -1,13 +1,11 @@
 """Each parameter reaches the tokenizer unchanged; missing ones have defaults."""
 
-import json
 from typing import Any
 
 import msgspec
 import pytest
 
-from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
-from services.gateway.mesh.job import Job
+from services.gateway.chat.requests.parse import Limits
 from shared.errors import InvalidRequest
 from shared.wire.messages import (
     ALL_TOKENS,
@@ -16,18 +14,8 @@ from shared.wire.messages import (
     SamplingParams,
     TextOptions,
 )
-from tests.services.gateway.fakes import LIMITS, MODEL
-
-CHAT: Any = {"messages": [{"role": "user", "content": "Hi"}]}
-TEXT: Any = {"prompt": "a"}
-
-
-def completion(**fields: Any) -> Job:
-    return parse_completion(json.dumps(TEXT | fields).encode(), MODEL, LIMITS)
-
-
-def chat(**fields: Any) -> Job:
-    return parse_chat(json.dumps(CHAT | fields).encode(), MODEL, LIMITS)
+from tests.services.gateway.asking import CALLER, chat, completion
+from tests.services.gateway.fakes import MODEL
 
 
 @pytest.mark.parametrize(
@@ -84,16 +72,12 @@ def test_text_options_are_as_the_client_asks(
     [
         ({"truncate_prompt_tokens": 7}, TextOptions(max_prompt_tokens=7)),
         ({"truncate_prompt_tokens": -1}, TextOptions(max_prompt_tokens=MODEL.max_model_len - 1)),
-        (
-            {"truncate_prompt_tokens": -1, "max_tokens": 4},
-            TextOptions(max_prompt_tokens=MODEL.max_model_len - 4),
-        ),
-        (
-            {"truncate_prompt_tokens": 7, "truncation_side": "right"},
-            TextOptions(max_prompt_tokens=7, keeps_prompt_start=True),
-        ),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 4},
+         TextOptions(max_prompt_tokens=MODEL.max_model_len - 4)),
+        ({"truncate_prompt_tokens": 7, "truncation_side": "right"},
+         TextOptions(max_prompt_tokens=7, keeps_prompt_start=True)),
     ],
-)
+)  # fmt: skip
 def test_a_prompt_is_cut_to_as_many_tokens_as_the_client_says_or_as_fit(
     fields: dict[str, Any], expected: TextOptions
 ) -> None:
@@ -168,13 +152,9 @@ def test_draft_logprobs_are_sent_where_the_client_asks_for_them_and_for_logprobs
 
 def test_a_completion_asks_for_logprobs_with_one_field() -> None:
     assert [completion(logprobs=asked).params.logprobs for asked in (None, 0, 5)] == [None, 0, 5]
-
-
-def test_the_whole_vocabulary_can_be_asked_for_where_the_setting_allows_it() -> None:
     limits = Limits(max_choices=1, max_logprobs=-1)
-    for asked in (ALL_TOKENS, MODEL.vocab_size):
-        body = json.dumps(TEXT | {"logprobs": asked}).encode()
-        assert parse_completion(body, MODEL, limits).params.logprobs == asked
+    for asked in (ALL_TOKENS, MODEL.vocab_size):  # the setting allows all
+        assert completion(CALLER, limits, logprobs=asked).params.logprobs == asked
 
 
 def test_the_rest_of_a_request_is_kept_beside_its_sampling() -> None:
@@ -205,10 +185,9 @@ def test_a_client_may_ask_for_a_time_in_the_cache(fields: Any, retention_s: int)
 def test_a_priority_may_be_lowered_and_raised_as_far_as_the_setting_allows() -> None:
     limits = Limits(max_choices=1, max_logprobs=0, max_priority_boost=5)
     for priority in (1000, 0, -5):
-        body = json.dumps(TEXT | {"priority": priority}).encode()
-        assert parse_completion(body, MODEL, limits).options.priority == priority
+        assert completion(CALLER, limits, priority=priority).options.priority == priority
     with pytest.raises(InvalidRequest, match=r"-6; the lowest is -5.*max-priority-boost = 5"):
-        parse_completion(json.dumps(TEXT | {"priority": -6}).encode(), MODEL, limits)
+        completion(CALLER, limits, priority=-6)
 
 
 def test_several_choices_may_be_greedy() -> None:
@@ -218,26 +197,19 @@ def test_several_choices_may_be_greedy() -> None:
 DEFAULTS = SamplingDefaults(
     temperature=0.5, top_k=20, top_p=0.75, min_p=0.25, repetition_penalty=1.5, top_n_sigma=2.5
 )
+TUNED = msgspec.structs.replace(MODEL, defaults=DEFAULTS)
 
 
 @pytest.mark.parametrize("name", DEFAULTS.__struct_fields__)
 def test_a_parameter_that_a_request_does_not_set_is_the_models_default(name: str) -> None:
-    model = msgspec.structs.replace(MODEL, defaults=DEFAULTS)
-    asked = 1
-    for fields, expected in [
-        ({}, getattr(DEFAULTS, name)),
-        ({name: None}, getattr(DEFAULTS, name)),
-        ({name: asked}, asked),
-    ]:
-        params = parse_completion(json.dumps(TEXT | fields).encode(), model, LIMITS).params
-        assert getattr(params, name) == expected
+    default = getattr(DEFAULTS, name)
+    for fields, expected in [({}, default), ({name: None}, default), ({name: 1}, 1)]:
+        assert getattr(completion(TUNED, **fields).params, name) == expected
 
 
 @pytest.mark.parametrize("off", [0, -1])
 def test_a_client_can_turn_off_the_models_top_k(off: int) -> None:
-    model = msgspec.structs.replace(MODEL, defaults=DEFAULTS)
-    body = json.dumps(TEXT | {"top_k": off}).encode()
-    assert parse_completion(body, model, LIMITS).params.top_k == 0
+    assert completion(TUNED, top_k=off).params.top_k == 0
 
 
 def test_the_client_knows_a_field_by_its_own_name() -> None:

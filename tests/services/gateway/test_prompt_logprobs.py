@@ -7,7 +7,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 import pytest
@@ -18,21 +17,20 @@ from services.gateway.chat.requests.parse import Limits, parse_chat, parse_compl
 from services.gateway.chat.requests.reply_bytes import prompt_bytes
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.token_table import TokenTable
-from shared.wire.messages import ALL_TOKENS, WINDOW_BYTES, RunKind, State
-from tests.services.gateway.fakes import (
-    LIMITS,
-    MODEL,
-    FakeTokenizer,
-    Submitted,
-    fake_tokenizer,
-    running_gateway,
-    until,
-)
+from shared.wire.messages import ALL_TOKENS, WINDOW_BYTES, RunKind
+from tests.services.gateway.client import CHAT, HI, TEXT, Answer, Client, with_settings
+from tests.services.gateway.fakes import LIMITS, MODEL, FakeTokenizer, Submitted, fake_tokenizer
 from tests.services.gateway.test_logprob_json import update
 
-TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
-MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 PROMPT = [6, 7, 8]  # " w6 w7 w8"
+OF_PROMPT = [
+    None,
+    {"7": {"logprob": -0.5, "rank": 2, "decoded_token": " w7"},
+     "9": {"logprob": -0.25, "rank": 1, "decoded_token": " w9"}},
+    {"8": {"logprob": -4, "rank": 5, "decoded_token": " w8"},
+     "7": {"logprob": -0.125, "rank": 1, "decoded_token": " w7"},
+     "1": {"logprob": -0.5, "rank": 2, "decoded_token": "�"}},
+]  # fmt: skip
 
 
 def add_prompt_logprobs(request: Submitted) -> None:
@@ -54,57 +52,38 @@ async def serve(tokenizer: FakeTokenizer, num_choices: int = 1, writes: bool = T
     return request
 
 
-async def post(http: aiohttp.ClientSession, path: str, **body: Any) -> Any:
-    async with http.post(path, json=body) as response:
-        assert response.status == 200, await response.text()
-        return await response.json()
+async def scored(
+    client: Client, path: str = TEXT, writes: bool = True, **body: Any
+) -> tuple[Answer, Submitted]:
+    body = ({"prompt": PROMPT} if path == TEXT else {"messages": HI}) | body
+    script = serve(client.tokenizer, body.get("n", 1), writes)
+    answer, request = await asyncio.gather(client.post(path, **body), script)
+    assert answer.status == 200, answer.text
+    return answer, request
 
 
-OF_PROMPT = [
-    None,
-    {
-        "7": {"logprob": -0.5, "rank": 2, "decoded_token": " w7"},
-        "9": {"logprob": -0.25, "rank": 1, "decoded_token": " w9"},
-    },
-    {
-        "8": {"logprob": -4, "rank": 5, "decoded_token": " w8"},
-        "7": {"logprob": -0.125, "rank": 1, "decoded_token": " w7"},
-        "1": {"logprob": -0.5, "rank": 2, "decoded_token": "�"},
-    },
-]
-
-
-async def test_each_choice_of_a_completion_has_the_prompts_logprobs(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    reply, request = await asyncio.gather(
-        post(http, TEXT, prompt=PROMPT, prompt_logprobs=2, n=2), serve(tokenizer, 2)
-    )
+async def test_each_choice_of_a_completion_has_the_prompts_logprobs(client: Client) -> None:
+    answer, request = await scored(client, prompt_logprobs=2, n=2)
     assert request.submit.params.prompt_logprobs == 2
     assert request.submit.params.logprobs is None
-    assert [choice["prompt_logprobs"] for choice in reply["choices"]] == [OF_PROMPT] * 2
-    assert [choice["logprobs"] for choice in reply["choices"]] == [None, None]
-    assert reply["usage"]["completion_tokens"] == 2
-    assert list(reply["choices"][0]["prompt_logprobs"][2]) == ["8", "7", "1"]
+    assert [choice["prompt_logprobs"] for choice in answer.choices] == [OF_PROMPT] * 2
+    assert [choice["logprobs"] for choice in answer.choices] == [None, None]
+    assert answer.json["usage"]["completion_tokens"] == 2
+    assert list(answer.choices[0]["prompt_logprobs"][2]) == ["8", "7", "1"]
 
 
-async def test_a_chat_has_them_on_top(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    ask = post(http, CHAT, messages=MESSAGES, prompt_logprobs=2, logprobs=True, top_logprobs=2)
-    reply, _ = await asyncio.gather(ask, serve(tokenizer))
-    assert reply["prompt_logprobs"] == OF_PROMPT
-    [choice] = reply["choices"]
+async def test_a_chat_has_them_on_top(client: Client) -> None:
+    answer, _ = await scored(client, CHAT, prompt_logprobs=2, logprobs=True, top_logprobs=2)
+    assert answer.json["prompt_logprobs"] == OF_PROMPT
+    [choice] = answer.choices
     assert [entry["token"] for entry in choice["logprobs"]["content"]] == [" w10"]
     assert "prompt_logprobs" not in choice
 
 
-async def test_prompt_logprobs_come_only_on_request(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    reply, request = await asyncio.gather(post(http, TEXT, prompt="a"), tokenizer.answer("x"))
+async def test_prompt_logprobs_come_only_on_request(client: Client) -> None:
+    answer, request = await client.answered(TEXT, "x", prompt="a")
     assert request.submit.params.prompt_logprobs is None
-    assert "prompt_logprobs" not in json.dumps(reply)
+    assert "prompt_logprobs" not in answer.text
 
 
 async def test_an_echo_begins_the_columns_with_the_prompt(
@@ -118,7 +97,6 @@ async def test_an_echo_begins_the_columns_with_the_prompt(
     for choice in reply.choices:
         assert choice.text == " w6 w7 w8a"
         logprobs = choice.logprobs
-        assert logprobs is not None
         assert logprobs.tokens == [" w6", " w7", " w8", " w10"]
         assert logprobs.text_offset == [0, 3, 6, 9]
         assert logprobs.token_logprobs == [None, -0.5, -4, -1]
@@ -131,14 +109,11 @@ async def test_an_echo_begins_the_columns_with_the_prompt(
 
 
 async def test_an_echo_and_the_list_have_as_many_alternatives_as_each_was_asked_for(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+    client: Client,
 ) -> None:
-    reply, request = await asyncio.gather(
-        post(http, TEXT, prompt=PROMPT, echo=True, logprobs=1, prompt_logprobs=2),
-        serve(tokenizer),
-    )
+    answer, request = await scored(client, echo=True, logprobs=1, prompt_logprobs=2)
     assert (request.submit.params.logprobs, request.submit.params.prompt_logprobs) == (1, 2)
-    [choice] = reply["choices"]
+    [choice] = answer.choices
     assert choice["prompt_logprobs"] == OF_PROMPT
     assert choice["logprobs"]["top_logprobs"][:3] == [
         None,
@@ -147,23 +122,20 @@ async def test_an_echo_and_the_list_have_as_many_alternatives_as_each_was_asked_
     ]
 
 
-async def test_objects_by_ids_of_an_echo_begin_with_the_prompt(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    ask = post(http, TEXT, prompt=PROMPT, echo=True, logprobs=2, logprobs_by_token_id=True)
-    reply, _ = await asyncio.gather(ask, serve(tokenizer))
-    [choice] = reply["choices"]
+async def test_objects_by_ids_of_an_echo_begin_with_the_prompt(client: Client) -> None:
+    answer, _ = await scored(client, echo=True, logprobs=2, logprobs_by_token_id=True)
+    [choice] = answer.choices
     assert choice["logprobs"][:3] == OF_PROMPT
     assert list(choice["logprobs"][3]) == ["10", "9"]
 
 
 @pytest.mark.parametrize("num_choices", [1, 2])
 async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
-    openai: AsyncOpenAI, tokenizer: FakeTokenizer, num_choices: int
+    client: Client, num_choices: int
 ) -> None:
     async def early() -> None:
         """The second choice precedes the prompt logprobs."""
-        request = await tokenizer.submitted.get()
+        request = await client.tokenizer.submitted.get()
         request.accept(PROMPT)
         if num_choices == 2:
             request.logprobs("b", [11], [[-1]], choice=1)
@@ -174,22 +146,15 @@ async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
         request.logprobs("a", [10], [[-1]])
         request.finish("length")
 
-    stream, _ = await asyncio.gather(
-        openai.completions.create(
-            model="fish", prompt=PROMPT, echo=True, logprobs=0, n=num_choices, stream=True
-        ),
-        early(),
-    )
+    body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "n": num_choices, "stream": True}
     texts = [""] * num_choices
     columns: list[Any] = [([], [], []) for _ in range(num_choices)]
-    async for chunk in stream:
-        [choice] = chunk.choices
-        texts[choice.index] += choice.text
-        if logprobs := choice.logprobs:
-            tokens, values, offsets = columns[choice.index]
-            tokens += logprobs.tokens
-            values += logprobs.token_logprobs
-            offsets += logprobs.text_offset
+    for chunk in (await client.served(early(), TEXT, **body)).events:
+        [choice] = chunk["choices"]
+        texts[choice["index"]] += choice["text"]
+        if logprobs := choice["logprobs"]:
+            for column, name in enumerate(("tokens", "token_logprobs", "text_offset")):
+                columns[choice["index"]][column].extend(logprobs[name])
     assert texts == [" w6 w7 w8a", " w6 w7 w8b"][:num_choices]
     for index, (tokens, values, offsets) in enumerate(columns):
         assert tokens == [" w6", " w7", " w8", f" w{10 + index}"]
@@ -198,23 +163,12 @@ async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_scoring_has_the_prompt_and_no_token(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, is_stream: bool
-) -> None:
-    body = {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 2, "stream": is_stream}
-    response, request = await asyncio.gather(
-        http.post(TEXT, json=body), serve(tokenizer, writes=False)
-    )
-    async with response:
-        text = await response.text()
+async def test_scoring_has_the_prompt_and_no_token(client: Client, is_stream: bool) -> None:
+    body = {"max_tokens": 0, "echo": True, "logprobs": 2, "stream": is_stream}
+    answer, request = await scored(client, writes=False, **body)
     assert request.submit.params.max_tokens == 0
-    if is_stream:
-        events = [line[6:] for line in text.splitlines() if line.startswith("data: {")]
-        choices = [json.loads(event)["choices"][0] for event in events]
-    else:
-        reply = json.loads(text)
-        choices = reply["choices"]
-        assert reply["usage"]["completion_tokens"] == 0
+    choices = [each["choices"][0] for each in (answer.events if is_stream else [answer.json])]
+    assert is_stream or answer.json["usage"]["completion_tokens"] == 0
     assert "".join(choice["text"] for choice in choices) == " w6 w7 w8"
     assert choices[-1]["finish_reason"] == "length"
     values = [choice["logprobs"]["token_logprobs"] for choice in choices if choice["logprobs"]]
@@ -222,73 +176,65 @@ async def test_scoring_has_the_prompt_and_no_token(
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-async def test_a_prompt_of_one_token_has_no_logprobs(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, is_stream: bool
-) -> None:
-    async def answer() -> None:
-        request = await tokenizer.submitted.get()
+async def test_a_prompt_of_one_token_has_no_logprobs(client: Client, is_stream: bool) -> None:
+    async def script() -> None:
+        request = await client.tokenizer.submitted.get()
         request.accept([6])
         request.logprobs("a", [10], [[-1]])
         request.finish("length")
 
     body = {"prompt": [6], "echo": True, "logprobs": 0, "stream": is_stream}
-    response, _ = await asyncio.gather(http.post(TEXT, json=body), answer())
-    async with response:
-        text = await response.text()
-    first = text.splitlines()[0].removeprefix("data: ")
-    [choice] = json.loads(first)["choices"]
+    answer = await client.served(script(), TEXT, **body)
+    [choice] = (answer.events[0] if is_stream else answer.json)["choices"]
     assert choice["logprobs"]["tokens"] == [" w6", " w10"]
     assert choice["logprobs"]["token_logprobs"] == [None, -1]
     assert choice["logprobs"]["top_logprobs"] == [None, {" w10": -1}]
 
 
-async def test_each_prompt_of_a_list_has_its_own(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    async def answer() -> None:
-        first, second = [await tokenizer.submitted.get() for _ in range(2)]
+async def test_each_prompt_of_a_list_has_its_own(client: Client) -> None:
+    async def script() -> None:
+        first, second = [await client.tokenizer.submitted.get() for _ in range(2)]
         for request, ids in ((second, [6, 7]), (first, [6, 8])):
             request.accept(ids)
         for request, ids in ((second, [6, 7]), (first, [6, 8])):
             request.logprobs("", ids[1:], [[-ids[1]]], of_prompt=True)
             request.finish("length")
 
-    reply, _ = await asyncio.gather(
-        post(http, TEXT, prompt=[[6, 8], [6, 7]], prompt_logprobs=0, max_tokens=0), answer()
-    )
-    entries = [choice["prompt_logprobs"][1] for choice in reply["choices"]]
+    body: Any = {"prompt": [[6, 8], [6, 7]], "prompt_logprobs": 0, "max_tokens": 0}
+    choices = (await client.served(script(), TEXT, **body)).choices
+    entries = [choice["prompt_logprobs"][1] for choice in choices]
     assert [list(each) for each in entries] == [["8"], ["7"]]
     assert entries[0]["8"]["logprob"] == -8
 
 
 async def test_a_choice_that_is_aborted_in_its_prompt_has_the_logprobs_that_came(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+    client: Client,
 ) -> None:
-    async def answer() -> None:
-        request = await tokenizer.submitted.get()
+    async def script() -> None:
+        request = await client.tokenizer.submitted.get()
         request.accept(PROMPT)
         request.logprobs("b", [11], [[-1]], choice=1)
         request.finish("length", 1)
         request.logprobs("", [7], [[-0.5]], of_prompt=True)
         request.finish("abort")
 
-    body = {"prompt": PROMPT, "echo": True, "logprobs": 0, "n": 2}
-    reply, _ = await asyncio.gather(post(http, TEXT, **body), answer())
-    assert [choice["finish_reason"] for choice in reply["choices"]] == ["abort", "length"]
-    tokens = [choice["logprobs"]["tokens"] for choice in reply["choices"]]
+    body: Any = {"prompt": PROMPT, "echo": True, "logprobs": 0, "n": 2}
+    choices = (await client.served(script(), TEXT, **body)).choices
+    assert [choice["finish_reason"] for choice in choices] == ["abort", "length"]
+    tokens = [choice["logprobs"]["tokens"] for choice in choices]
     assert tokens == [[" w6", " w7"], [" w6", " w7", " w11"]]
 
 
 async def test_a_replay_asks_for_the_prompt_tokens_that_are_not_scored_yet(
-    tmp_path: Path, http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+    tmp_path: Path, client: Client
 ) -> None:
-    async def answer() -> None:
-        request = await tokenizer.submitted.get()
+    async def script() -> None:
+        request = await client.tokenizer.submitted.get()
         request.accept(PROMPT)
         request.logprobs("", [7], [[-0.5]], of_prompt=True)
         await asyncio.sleep(0.1)
         async with fake_tokenizer(tmp_path, "t2") as other:
-            await tokenizer.link.close("the test wants so")
+            await client.tokenizer.link.close("the test wants so")
             again = await other.submitted.get()
             [start] = again.submit.choices
             assert (start.num_prompt_scored, start.num_ids) == (1, 0)
@@ -298,24 +244,20 @@ async def test_a_replay_asks_for_the_prompt_tokens_that_are_not_scored_yet(
             again.logprobs("", [8], [[-4]], of_prompt=True)
             again.finish("length")
 
-    reply, _ = await asyncio.gather(
-        post(http, TEXT, prompt=PROMPT, prompt_logprobs=0, max_tokens=0), answer()
-    )
-    entries = reply["choices"][0]["prompt_logprobs"]
+    body: Any = {"prompt": PROMPT, "prompt_logprobs": 0, "max_tokens": 0}
+    [choice] = (await client.served(script(), TEXT, **body)).choices
+    entries = choice["prompt_logprobs"]
     assert [entry and list(entry) for entry in entries] == [None, ["7"], ["8"]]
 
 
-async def test_prompt_logprobs_are_in_no_count_of_tokens(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
+async def test_prompt_logprobs_are_in_no_count_of_tokens(client: Client) -> None:
     async def count() -> float:
-        async with http.get("/metrics") as response:
-            lines = (await response.text()).splitlines()
+        lines = (await client.get("/metrics")).text.splitlines()
         named = [line for line in lines if line.startswith("vllm:generation_tokens_total")]
         return sum(float(line.rsplit(" ", 1)[1]) for line in named)
 
     before = await count()
-    await asyncio.gather(post(http, TEXT, prompt=PROMPT, prompt_logprobs=2), serve(tokenizer))
+    await scored(client, prompt_logprobs=2)
     assert await count() == before + 1
 
 
@@ -336,7 +278,7 @@ def test_the_mesh_is_asked_for_the_larger_number() -> None:
     assert asked(echo=True, logprobs=5) == (5, None)
     assert asked(echo=True, logprobs=-1, prompt_logprobs=3) == (ALL_TOKENS, 3)
     assert asked(echo=True, logprobs=0, prompt_logprobs=-1) == (ALL_TOKENS, ALL_TOKENS)
-    chat = json.dumps({"messages": MESSAGES, "prompt_logprobs": 20}).encode()
+    chat = json.dumps({"messages": HI, "prompt_logprobs": 20}).encode()
     assert parse_chat(chat, MODEL, LIMITS).params.prompt_logprobs == 20
 
 
@@ -354,27 +296,14 @@ def test_bytes_are_counted_for_each_token_of_the_prompts_streamed_ones_up_to_a_w
     assert prompt_bytes(completion(logprobs=3), MODEL, ids) == 0
 
 
-async def test_more_than_the_gateway_may_hold_is_refused(tmp_path: Path) -> None:
-    async def answer(tokenizer: FakeTokenizer) -> None:
-        (await tokenizer.submitted.get()).accept([6] * 60)
-
-    settings = {"max_logprobs": -1, "max_buffered_bytes": 40_000}
-    async with (
-        fake_tokenizer(tmp_path) as tokenizer,
-        running_gateway(tmp_path, **settings) as gateway,
-        aiohttp.ClientSession() as http,
-    ):
-        await until(lambda: gateway.status().state == State.READY)
-        body = {"prompt": "a", "prompt_logprobs": -1}
-        response, _ = await asyncio.gather(
-            http.post(f"http://127.0.0.1:{gateway.port}{TEXT}", json=body), answer(tokenizer)
-        )
-        async with response:
-            error = (await response.json())["error"]
-            assert response.status == 400
-        assert error["param"] == "prompt_logprobs"
-        assert "max-buffered-bytes = 40000" in error["message"]
-        await asyncio.wait_for(tokenizer.cancelled.get(), 10)
+@with_settings(max_logprobs=-1, max_buffered_bytes=40_000)
+async def test_more_than_the_gateway_may_hold_is_refused(client: Client) -> None:
+    asked, request = await client.begun(TEXT, prompt="a", prompt_logprobs=-1)
+    request.accept([6] * 60)
+    answer = await asked
+    assert (answer.status, answer.error["param"]) == (400, "prompt_logprobs")
+    assert "max-buffered-bytes = 40000" in answer.error["message"]
+    await asyncio.wait_for(client.tokenizer.cancelled.get(), 10)
 
 
 def test_the_whole_vocabulary_is_numbered_by_its_ranks() -> None:

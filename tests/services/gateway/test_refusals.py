@@ -1,26 +1,20 @@
 """The parser's refusals, and the client's error."""
 
-import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
+from tests.services.gateway.asking import chat, completion
 from tests.services.gateway.fakes import LIMITS, MODEL
 
-MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
-
-def refusal_of_chat(**fields: Any) -> InvalidRequest:
+def refusal_of(parse: Callable[..., Job], **fields: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as error:
-        parse_chat(json.dumps({"messages": MESSAGES} | fields).encode(), MODEL, LIMITS)
-    return error.value
-
-
-def refusal_of_completion(**fields: Any) -> InvalidRequest:
-    with pytest.raises(InvalidRequest) as error:
-        parse_completion(json.dumps(fields).encode(), MODEL, LIMITS)
+        parse(MODEL, **fields)
     return error.value
 
 
@@ -40,14 +34,14 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"top_p": 0}, "top_p", ["0", "> 0"]),
         ({"top_k": -2}, "top_k", ["-2", ">= -1"]),
         ({"seed": 2**63}, "seed", [str(2**63), str(2**63 - 1)]),
-        ({"max_tokens": 0}, "max_tokens", ["0", ">= 1"]),
+        ({"max_tokens": 0}, "max_tokens", ["max_tokens is 0", ">= 1"]),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", ["is 0", ">= 1"]),
         ({"max_tokens": 1.5}, "max_tokens", ["1.5", "int"]),
         ({"max_completion_tokens": True}, "max_completion_tokens", ["true", "int"]),
         ({"stop": ""}, "stop", ['""', ">= 1"]),
         ({"stop": ["a", ""]}, "stop[1]", ['""', ">= 1"]),
         ({"stop": ["a"] * 17}, "stop", ["17", "<= 16"]),
         ({"stop": "x" * 1001}, "stop", ["xxx…", "<= 1000"]),
-        ({"stream_options": {"include_usage": True}}, "stream_options", ["stream"]),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", ["not a field"]),
         ({"min_p": 1.1}, "min_p", ["1.1", "<= 1"]),
         ({"top_n_sigma": -0.5}, "top_n_sigma", ["-0.5", ">= 0"]),
@@ -98,22 +92,16 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"messages": [3]}, "messages[0]", ["3", "object"]),
         ({"messages": [{"content": "a"}]}, "messages[0].role", ["required"]),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", ["3", "str"]),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content[0].type",
-            ["image_url", "text"],
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-            "messages[0].content[0].text",
-            ["required"],
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+         "messages[0].content[0].type", ["image_url", "text"]),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+         "messages[0].content[0].text", ["required"]),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_value_is_refused_with_field_value_and_limit(
     fields: dict[str, Any], param: str, words: list[str]
 ) -> None:
-    error = refusal_of_chat(**fields)
+    error = refusal_of(chat, **fields)
     assert error.param == param
     assert all(word in error.message for word in [param, *words])
     assert len(error.message) < 300
@@ -140,61 +128,52 @@ def test_a_wrong_value_is_refused_with_field_value_and_limit(
     ],
 )
 def test_a_wrong_prompt_is_refused(prompt: object, param: str) -> None:
-    assert refusal_of_completion(prompt=prompt).param == param
+    assert refusal_of(completion, prompt=prompt).param == param
 
 
 def test_a_missing_prompt_is_required() -> None:
-    assert refusal_of_completion().message == "prompt is required"
+    with pytest.raises(InvalidRequest, match=r"^prompt is required$"):
+        parse_completion(b"{}", MODEL, LIMITS)
 
 
 def test_choices_are_counted_over_all_prompts() -> None:
-    error = refusal_of_completion(prompt=["a", "b", "c"], n=3)
+    error = refusal_of(completion, prompt=["a", "b", "c"], n=3)
     assert error.param == "n"
     assert all(words in error.message for words in ("n is 3", "3 prompts", "max-choices = 8"))
 
 
 def test_more_prompts_than_choices_are_refused_before_they_are_looked_at() -> None:
-    error = refusal_of_completion(prompt=[*[[1]] * 8, [MODEL.vocab_size]])
+    error = refusal_of(completion, prompt=[*[[1]] * 8, [MODEL.vocab_size]])
     assert error.param == "prompt"
     assert "more than 8 items; the limit is max-choices = 8" in error.message
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_a_chat_without_an_answer_is_refused(name: str) -> None:
-    error = refusal_of_chat(**{name: 0})
-    assert error.param == name
-    assert all(words in error.message for words in (f"{name} is 0", ">= 1"))
-
-
 def test_a_completion_has_no_fewer_tokens_than_none() -> None:
-    assert refusal_of_completion(prompt="a", max_tokens=-1).param == "max_tokens"
+    assert refusal_of(completion, max_tokens=-1).param == "max_tokens"
 
 
 @pytest.mark.parametrize("asked", [0, 3])
 def test_the_logprobs_of_a_prompt_are_not_streamed(asked: int) -> None:
     for error in (
-        refusal_of_completion(prompt="a", stream=True, prompt_logprobs=asked),
-        refusal_of_chat(stream=True, prompt_logprobs=asked),
+        refusal_of(completion, stream=True, prompt_logprobs=asked),
+        refusal_of(chat, stream=True, prompt_logprobs=asked),
     ):
         assert error.param == "prompt_logprobs"
         assert f"prompt_logprobs is {asked}; it is allowed without stream only" in error.message
 
 
 @pytest.mark.parametrize("asked", [21, -1])
-def test_more_logprobs_of_a_prompt_than_the_setting_allows_are_refused(asked: int) -> None:
-    error = refusal_of_chat(prompt_logprobs=asked)
-    assert error.param == "prompt_logprobs"
-    assert "0 to 20" in error.message
-
-
-@pytest.mark.parametrize("asked", [21, -1])
-def test_more_logprobs_than_the_setting_allows_are_refused(asked: int) -> None:
-    error = refusal_of_completion(prompt="a", logprobs=asked)
-    assert error.param == "logprobs"
+@pytest.mark.parametrize(
+    ("parse", "name"), [(chat, "prompt_logprobs"), (completion, "logprobs")], ids=["prompt", "text"]
+)
+def test_more_logprobs_than_the_setting_allows_are_refused(
+    parse: Callable[..., Job], name: str, asked: int
+) -> None:
+    error = refusal_of(parse, **{name: asked})
+    assert error.param == name
     assert "0 to 20" in error.message
 
 
 def test_more_logprobs_than_tokens_are_refused_where_the_setting_allows_all() -> None:
-    body = json.dumps({"prompt": "a", "logprobs": MODEL.vocab_size + 1}).encode()
     with pytest.raises(InvalidRequest, match=f"0 to {MODEL.vocab_size}"):
-        parse_completion(body, MODEL, Limits(max_choices=1, max_logprobs=-1))
+        completion(MODEL, Limits(max_choices=1, max_logprobs=-1), logprobs=MODEL.vocab_size + 1)

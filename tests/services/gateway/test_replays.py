@@ -2,12 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from services.gateway.mesh.losses import MAX_REPLAYS, Backoff
@@ -16,39 +12,19 @@ from services.gateway.mesh.tokenizers import Tokenizer
 from shared.errors import Unavailable
 from shared.link.link import Link
 from shared.link.peer import Peer
-from shared.wire.codec import Array
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Heartbeat,
     Hello,
     Lost,
-    Message,
     RequestKey,
     State,
 )
-from tests.services.gateway.fakes import (
-    MODEL,
-    FakeTokenizer,
-    Submitted,
-    running_gateway,
-    until,
-)
-from tests.services.gateway.test_errors import error_of
+from tests.services.gateway.client import Client, with_settings
+from tests.services.gateway.fakes import MODEL, FakeTokenizer, Submitted
 
-TEXT = "/v1/completions"
-
-
-@asynccontextmanager
-async def asked(
-    mesh_dir: Path, tokenizer: FakeTokenizer, replay_s: float
-) -> AsyncIterator[tuple[asyncio.Task[aiohttp.ClientResponse], Submitted]]:
-    """A request received by its tokenizer."""
-    async with running_gateway(mesh_dir, replay_s=replay_s) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
-            task = asyncio.create_task(http.post(TEXT, json={"prompt": "a"}).__aenter__())
-            yield task, await tokenizer.submitted.get()
+LONG = with_settings(replay_s=30)
 
 
 def lose(request: Submitted, is_explained: bool = False) -> None:
@@ -65,6 +41,7 @@ async def refuse_all(
         request.fail(status, "full", "no room", **details)
 
 
+@with_settings(replay_s=2)
 @pytest.mark.parametrize(
     ("status", "details", "most"),
     [
@@ -75,84 +52,64 @@ async def refuse_all(
     ],
 )
 async def test_a_refused_replay_waits_longer_each_time_and_at_least_its_retry_after(
-    tmp_path: Path, tokenizer: FakeTokenizer, status: int, details: dict[str, Any], most: int
+    client: Client, status: int, details: dict[str, Any], most: int
 ) -> None:
-    async with asked(tmp_path, tokenizer, replay_s=2) as (task, request):
-        refused: list[Submitted] = []
-        refusing = asyncio.create_task(refuse_all(tokenizer, refused, status, **details))
-        lose(request)
-        async with await task as response:
-            assert response.status == status
-            assert (await error_of(response))["message"] == "no room"
-        refusing.cancel()
-        assert 1 <= len(refused) <= most
+    asked, request = await client.begun()
+    refused: list[Submitted] = []
+    refusing = asyncio.create_task(refuse_all(client.tokenizer, refused, status, **details))
+    lose(request)
+    answer = await asked
+    assert (answer.status, answer.error["message"]) == (status, "no room")
+    refusing.cancel()
+    assert 1 <= len(refused) <= most
 
 
+@LONG
 async def test_services_that_die_under_a_request_are_counted_and_others_are_not(
-    tmp_path: Path, tokenizer: FakeTokenizer
+    client: Client,
 ) -> None:
-    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
-        for is_explained in [True, False, True, False, True]:
-            lose(request, is_explained)
-            request = await tokenizer.submitted.get()
-        lose(request)
-        async with await task as response:
-            assert response.status == 500
-            assert (await error_of(response))["code"] == "too_many_replays"
-            assert response.headers["X-Should-Retry"] == "false"
+    asked, request = await client.begun()
+    for is_explained in [True, False, True, False, True]:
+        lose(request, is_explained)
+        request = await client.tokenizer.submitted.get()
+    lose(request)
+    answer = await asked
+    assert (answer.status, answer.error["code"]) == (500, "too_many_replays")
+    assert answer.headers["X-Should-Retry"] == "false"
 
 
+@LONG
 @pytest.mark.seconds
-@pytest.mark.parametrize("stood_still", [True, False])
-async def test_tokenizers_that_gave_us_up_while_we_stood_still_are_not_counted(
-    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, stood_still: bool
+@pytest.mark.parametrize("standing", ["gateway", "tokenizer", "neither"])
+async def test_tokenizers_lost_while_one_of_us_stood_still_are_not_counted(
+    client: Client, monkeypatch: pytest.MonkeyPatch, standing: str
 ) -> None:
-    monkeypatch.setattr(Link, "stood_still", stood_still)
-    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
-        for _ in range(MAX_REPLAYS):
-            tokenizer.link.drop(request.peer, "silent")
-            request = await tokenizer.submitted.get()
-        tokenizer.link.drop(request.peer, "silent")
-        if stood_still:
-            assert (await tokenizer.submitted.get()).key[0] == request.key[0]
-            task.cancel()
-            return
-        async with await task as response:
-            assert (await error_of(response))["code"] == "too_many_replays"
+    monkeypatch.setattr(Link, "stood_still", standing == "gateway")
+    link = client.tokenizer.link
+    asked, request = await client.begun()
+    for _ in range(MAX_REPLAYS):
+        link.drop(request.peer, "silent")
+        if standing == "tokenizer":
+            link._stood_still_s = time.monotonic()
+        request = await client.tokenizer.submitted.get()
+    link.drop(request.peer, "silent")
+    if standing == "neither":
+        assert (await asked).error["code"] == "too_many_replays"
+    else:
+        assert (await client.tokenizer.submitted.get()).key[0] == request.key[0]
+        asked.cancel()
 
 
-@pytest.mark.seconds
-@pytest.mark.parametrize("stood_still", [True, False])
-async def test_tokenizers_that_stood_still_themselves_are_not_counted(
-    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, stood_still: bool
-) -> None:
-    monkeypatch.setattr(Link, "stood_still", False)
-    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
-        for _ in range(MAX_REPLAYS):
-            tokenizer.link.drop(request.peer, "silent")
-            if stood_still:
-                tokenizer.link._stood_still_s = time.monotonic()
-            request = await tokenizer.submitted.get()
-        tokenizer.link.drop(request.peer, "silent")
-        if stood_still:
-            assert (await tokenizer.submitted.get()).key[0] == request.key[0]
-            task.cancel()
-            return
-        async with await task as response:
-            assert (await error_of(response))["code"] == "too_many_replays"
-
-
-async def test_a_scheduler_that_stood_still_is_not_counted(
-    tmp_path: Path, tokenizer: FakeTokenizer
-) -> None:
-    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
-        for number in range(MAX_REPLAYS + 1):
-            name = f"s{number}"
-            request.peer.send(Lost([RequestKey(*request.key)], scheduler=name))
-            request.peer.send(Lost([], is_explained=True, scheduler=name))
-            request = await tokenizer.submitted.get()
-        assert not task.done()
-        task.cancel()
+@LONG
+async def test_a_scheduler_that_stood_still_is_not_counted(client: Client) -> None:
+    asked, request = await client.begun()
+    for number in range(MAX_REPLAYS + 1):
+        name = f"s{number}"
+        request.peer.send(Lost([RequestKey(*request.key)], scheduler=name))
+        request.peer.send(Lost([], is_explained=True, scheduler=name))
+        request = await client.tokenizer.submitted.get()
+    assert not asked.done()
+    asked.cancel()
 
 
 def test_pauses_double_up_to_a_bound() -> None:
@@ -164,16 +121,12 @@ def test_pauses_double_up_to_a_bound() -> None:
     assert [*times, backoff.retry_at_s] == [101.0, 102.0, 104.0, 104.0, 130.0]
 
 
-def new_peer() -> Peer:
-    def send(peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None: ...
-
-    return Peer(Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", "t", MODEL), send)
-
-
 async def test_requests_waiting_for_a_tokenizer_wake_only_on_news(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mesh, peer, num = Mesh(30, 60, accept_timeout_s=1), new_peer(), 50
+    mesh, num = Mesh(30, 60, accept_timeout_s=1), 50
+    hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", "t", MODEL)
+    peer = Peer(hello, lambda peer, message, arrays: None)
     ready, num_looks = mesh.tokenizers.ready, 0
 
     def looked() -> list[Tokenizer]:

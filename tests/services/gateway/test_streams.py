@@ -4,10 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 from openai import APIError, AsyncOpenAI
@@ -15,27 +12,20 @@ from openai import APIError, AsyncOpenAI
 from services.gateway.chat.replies.writers import HEARTBEAT, WholeWriter
 from services.gateway.metrics import SLOW_CLIENTS
 from services.gateway.service import GatewayService
-from shared.wire.messages import RequestKey, State
-from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
-
-STREAM: Any = {"prompt": "a", "stream": True}
-
-
-async def begin_stream(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> tuple[aiohttp.ClientResponse, Submitted]:
-    """A stream with its first text under way."""
-    posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
-    request = await tokenizer.submitted.get()
-    request.accept()
-    request.text("x")
-    return await posting, request
+from shared.wire.messages import RequestKey
+from tests.services.gateway.client import Client, raw_post, with_settings
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, until
 
 
-async def test_events_end_with_done_and_carry_the_headers_of_a_stream(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    response, request = await begin_stream(http, tokenizer)
+def last_error(stream: str) -> dict[str, str | None]:
+    *_, error, done, _ = stream.split("\n\n")
+    assert done == "data: [DONE]"
+    found: dict[str, str | None] = json.loads(error.removeprefix("data: "))["error"]
+    return found
+
+
+async def test_events_end_with_done_and_carry_the_headers_of_a_stream(client: Client) -> None:
+    response, request = await client.streaming()
     request.finish()
     body = await response.text()
     assert response.headers["Content-Type"].startswith("text/event-stream")
@@ -46,115 +36,74 @@ async def test_events_end_with_done_and_carry_the_headers_of_a_stream(
     assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
 
 
-async def test_text_that_waits_for_a_slow_reader_becomes_one_chunk(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
-    request = await tokenizer.submitted.get()
-    request.accept()
+async def test_text_that_waits_for_a_slow_reader_becomes_one_chunk(client: Client) -> None:
+    asked, request = await client.accepted(prompt="a", stream=True)
     request.text(*"abcdefgh")
-    request.finish()
-    body = await (await posting).text()
-    chunks = [json.loads(event[6:]) for event in body.split("\n\n")[:-2]]
+    chunks = (await client.finish(asked, request)).events
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "abcdefgh"
     assert len(chunks) <= 2
 
 
-async def test_a_client_that_leaves_a_stream_cancels_its_request(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, gateway: GatewayService
-) -> None:
-    response, request = await begin_stream(http, tokenizer)
-    response.close()
-    cancel = await tokenizer.cancelled.get()
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_leaves_cancels_its_request(client: Client, is_stream: bool) -> None:
+    if is_stream:
+        response, request = await client.streaming()
+        response.close()
+    else:
+        asked, request = await client.accepted()
+        asked.cancel()
+    cancel = await client.tokenizer.cancelled.get()
     assert cancel.keys == [RequestKey(*request.key)]
-    await until(lambda: gateway.status().load == 0)
+    await until(lambda: client.gateway.status().load == 0)
 
 
-async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
-    tmp_path: Path, tokenizer: FakeTokenizer
+@with_settings(slow_client_s=0.05)
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_client_that_does_not_read_is_cut_off(
+    gateway: GatewayService, tokenizer: FakeTokenizer, is_stream: bool
 ) -> None:
-    body = b'{"prompt": "a", "stream": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
+    """The request of a stream is cancelled too."""
     before = SLOW_CLIENTS._value.get()
-    async with running_gateway(tmp_path, slow_client_s=0.05) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
-        with socket.create_connection(("127.0.0.1", gateway.port)) as client:
-            client.sendall(head + body)
-            request = await tokenizer.accepted()
+    with socket.create_connection(("127.0.0.1", gateway.port)) as client:
+        client.sendall(raw_post(prompt="a", stream=is_stream))
+        request = await tokenizer.accepted()
+        if is_stream:
             while tokenizer.cancelled.empty():
                 request.text("x" * 1_000_000)
                 await asyncio.sleep(0.005)
             assert (await tokenizer.cancelled.get()).keys == [RequestKey(*request.key)]
-        await until(lambda: gateway.status().load == 0)
-    assert SLOW_CLIENTS._value.get() == before + 1
-
-
-async def test_a_whole_reply_that_is_not_read_is_cut_off_too(
-    tmp_path: Path, tokenizer: FakeTokenizer
-) -> None:
-    body = b'{"prompt": "a"}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
-    before = SLOW_CLIENTS._value.get()
-    async with running_gateway(tmp_path, slow_client_s=0.05) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
-        with socket.create_connection(("127.0.0.1", gateway.port)) as client:
-            client.sendall(head + body)
-            request = await tokenizer.accepted()
+        else:
             for _ in range(20):
                 request.text("x" * 1_000_000)
             request.finish()
             await until(lambda: SLOW_CLIENTS._value.get() == before + 1)
-        await until(lambda: gateway.status().load == 0)
-
-
-async def test_a_client_that_leaves_before_its_answer_cancels_its_request(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, gateway: GatewayService
-) -> None:
-    posting = asyncio.create_task(http.post("/v1/completions", json={"prompt": "a"}).__aenter__())
-    request = await tokenizer.submitted.get()
-    request.accept()
-    posting.cancel()
-    cancel = await tokenizer.cancelled.get()
-    assert cancel.keys == [RequestKey(*request.key)]
     await until(lambda: gateway.status().load == 0)
+    assert SLOW_CLIENTS._value.get() == before + 1
 
 
-async def test_a_request_that_has_ended_is_not_cancelled(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    response, request = await begin_stream(http, tokenizer)
+async def test_a_request_that_has_ended_is_not_cancelled(client: Client) -> None:
+    response, request = await client.streaming()
     request.finish()
     await response.text()
-    second, _ = await begin_stream(http, tokenizer)
+    second, _ = await client.streaming()
     second.close()
-    assert (await tokenizer.cancelled.get()).keys[0].request != request.submit.request
+    cancel = await client.tokenizer.cancelled.get()
+    assert cancel.keys[0].request != request.submit.request
 
 
-async def test_a_failure_inside_a_stream_is_its_last_event(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    response, request = await begin_stream(http, tokenizer)
+async def test_a_failure_inside_a_stream_is_its_last_event(client: Client) -> None:
+    response, request = await client.streaming()
     request.fail(500, "poisoned", "twice died a worker")
-    *_, error, done, _ = (await response.text()).split("\n\n")
-    assert json.loads(error.removeprefix("data: "))["error"] == {
-        "message": "twice died a worker",
-        "type": "some_error",
-        "param": None,
-        "code": "poisoned",
-    }
-    assert done == "data: [DONE]"
+    assert last_error(await response.text()) == {
+        "message": "twice died a worker", "type": "some_error", "param": None, "code": "poisoned",
+    }  # fmt: skip
 
 
 async def test_openais_client_raises_the_error_that_ends_a_stream(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
     stream, request = await asyncio.gather(
-        openai.completions.create(model="fish", prompt="a", stream=True),
-        tokenizer.accepted(),
+        openai.completions.create(model="fish", prompt="a", stream=True), tokenizer.accepted()
     )
     request.fail(500, "poisoned", "twice died a worker")
     with pytest.raises(APIError, match="twice died a worker"):
@@ -162,23 +111,17 @@ async def test_openais_client_raises_the_error_that_ends_a_stream(
             pass
 
 
+@with_settings(replay_s=0)
 async def test_losing_the_tokenizer_for_good_ends_its_streams_with_unavailable(
-    tmp_path: Path, tokenizer: FakeTokenizer
+    client: Client,
 ) -> None:
-    async with running_gateway(tmp_path, replay_s=0) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
-            response, _ = await begin_stream(http, tokenizer)
-            await tokenizer.link.close("it swims away")
-            *_, error, done, _ = (await response.text()).split("\n\n")
-            assert json.loads(error.removeprefix("data: "))["error"]["code"] == "unavailable"
-            assert done == "data: [DONE]"
+    response, _ = await client.streaming()
+    await client.tokenizer.link.close("it swims away")
+    assert last_error(await response.text())["code"] == "unavailable"
 
 
-async def test_messages_of_unknown_requests_are_ignored(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    response, request = await begin_stream(http, tokenizer)
+async def test_messages_of_unknown_requests_are_ignored(client: Client) -> None:
+    response, request = await client.streaming()
     name = request.submit.request
     for stranger in (("unknown", 1), (name, 0), (name, 2)):
         submit = msgspec.structs.replace(request.submit, request=stranger[0], attempt=stranger[1])
@@ -195,42 +138,36 @@ async def test_messages_of_unknown_requests_are_ignored(
     assert body.count('"finish_reason":"stop"') == 1
 
 
+@with_settings(stream_heartbeat_s=0.05)
 async def test_a_stream_that_waits_gets_comments_before_and_between_its_tokens(
-    tmp_path: Path, tokenizer: FakeTokenizer
+    client: Client,
 ) -> None:
-    async with running_gateway(tmp_path, stream_heartbeat_s=0.05) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
-            posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
-            request = await tokenizer.accepted()
-            response = await posting
-            assert await response.content.readuntil(b"\n\n") == HEARTBEAT
-            request.text("x")
-            events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
-            assert events[-1] == HEARTBEAT
-            request.finish()
-            *lines, done, _ = (await response.text()).split("\n\n")
-            assert done == "data: [DONE]"
-            texts = [event for event in events if event.startswith(b"data: ")]
-            assert len(texts) == 1
-            assert all(line.startswith(("data: ", ": waiting")) for line in lines)
+    body = {"prompt": "a", "stream": True}
+    posting = asyncio.create_task(client.http.post("/v1/completions", json=body).__aenter__())
+    request = await client.tokenizer.accepted()
+    response = await posting
+    assert await response.content.readuntil(b"\n\n") == HEARTBEAT
+    request.text("x")
+    events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
+    assert events[-1] == HEARTBEAT
+    request.finish()
+    *lines, done, _ = (await response.text()).split("\n\n")
+    assert done == "data: [DONE]"
+    assert len([event for event in events if event.startswith(b"data: ")]) == 1
+    assert all(line.startswith(("data: ", ": waiting")) for line in lines)
 
 
+@with_settings(stream_heartbeat_s=0.05)
 async def test_openais_client_does_not_see_comments(
-    tmp_path: Path, tokenizer: FakeTokenizer
+    openai: AsyncOpenAI, tokenizer: FakeTokenizer
 ) -> None:
-    async with running_gateway(tmp_path, stream_heartbeat_s=0.05) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
-        url = f"http://127.0.0.1:{gateway.port}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as openai:
-            stream, request = await asyncio.gather(
-                openai.completions.create(model="fish", prompt="a", stream=True),
-                tokenizer.accepted(),
-            )
-            await asyncio.sleep(0.2)
-            request.text("carp")
-            request.finish()
-            assert "".join([chunk.choices[0].text async for chunk in stream]) == "carp"
+    stream, request = await asyncio.gather(
+        openai.completions.create(model="fish", prompt="a", stream=True), tokenizer.accepted()
+    )
+    await asyncio.sleep(0.2)
+    request.text("carp")
+    request.finish()
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "carp"
 
 
 async def test_a_large_whole_reply_that_breaks_is_cut_off_and_holds_no_event(
@@ -246,11 +183,7 @@ async def test_a_large_whole_reply_that_breaks_is_cut_off_and_holds_no_event(
     monkeypatch.setattr(WholeWriter, "write", breaking)
     monkeypatch.setattr(WholeWriter, "is_large", True)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    body = b'{"prompt": "a"}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
-        body
-    )
-    writer.write(head + body)
+    writer.write(raw_post(prompt="a"))
     await tokenizer.answer("x")
     answer = await reader.read()
     writer.close()

@@ -29,25 +29,16 @@ PLACE = "messages[0].content[0]"
 @pytest.mark.parametrize(
     ("part", "medium"),
     [
-        (
-            {"type": "image_url", "image_url": {"url": URL}},
-            Medium(param=f"{PLACE}.image_url.url"),
-        ),
-        (
-            {"type": "image_url", "image_url": {"url": URL, "detail": "low"}, "uuid": "u"},
-            Medium(param=f"{PLACE}.image_url.url", detail="low"),
-        ),
-        (
-            {"type": "image_url", "image_url": {"url": URL, "detail": None}},
-            Medium(param=f"{PLACE}.image_url.url"),
-        ),
+        ({"type": "image_url", "image_url": {"url": URL}}, Medium(param=f"{PLACE}.image_url.url")),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": "low"}, "uuid": "u"},
+         Medium(param=f"{PLACE}.image_url.url", detail="low")),
+        ({"type": "image_url", "image_url": {"url": URL, "detail": None}},
+         Medium(param=f"{PLACE}.image_url.url")),
         ({"type": "image_url", "image_url": URL}, Medium(param=f"{PLACE}.image_url")),
-        (
-            {"type": "input_image", "image_url": URL, "detail": "original"},
-            Medium(param=f"{PLACE}.image_url", detail="original"),
-        ),
+        ({"type": "input_image", "image_url": URL, "detail": "original"},
+         Medium(param=f"{PLACE}.image_url", detail="original")),
     ],
-)
+)  # fmt: skip
 def test_each_form_of_an_image(part: dict[str, Any], medium: Medium) -> None:
     prompt = prompt_of(user(part, TEXT))
     assert messages_of(prompt) == [user({"type": "image", "media": 0}, TEXT)]

@@ -32,10 +32,7 @@ def video(url: Any = FILM) -> dict[str, Any]:
 
 
 def test_a_video_is_a_file_by_itself() -> None:
-    for part, place in (
-        (video(), f"{PLACE}.url"),
-        (video() | {"video_url": FILM}, PLACE),
-    ):
+    for part, place in ((video(), f"{PLACE}.url"), (video() | {"video_url": FILM}, PLACE)):
         prompt = prompt_of(user(part, image()), model=WATCHER)
         kinds = [{"type": "video", "media": 0}, {"type": "image", "media": 1}]
         assert messages_of(prompt) == [user(*kinds)]

@@ -2,13 +2,12 @@
 
 import gzip
 import re
-from pathlib import Path
 
 import aiohttp
 import pytest
 
 from services.gateway.page.endpoint import FOLDER, TYPES
-from tests.services.gateway.fakes import FakeTokenizer, running_gateway
+from tests.services.gateway.client import Client
 
 MAX_BYTES = 200_000
 FILES = sorted(path for path in FOLDER.rglob("*") if path.suffix in TYPES)
@@ -25,11 +24,8 @@ async def test_all_files_are_served_with_their_types(http: aiohttp.ClientSession
             assert await response.read() == path.read_bytes()
 
 
-async def test_nothing_inline_and_nothing_from_elsewhere_is_allowed(
-    http: aiohttp.ClientSession,
-) -> None:
-    async with http.get("/") as response:
-        policy = response.headers["Content-Security-Policy"]
+async def test_nothing_inline_and_nothing_from_elsewhere_is_allowed(client: Client) -> None:
+    policy = (await client.get("/")).headers["Content-Security-Policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
     assert {rules[f"{name}-src"] for name in ("script", "style", "connect")} == {"'self'"}
@@ -37,34 +33,31 @@ async def test_nothing_inline_and_nothing_from_elsewhere_is_allowed(
     assert rules["require-trusted-types-for"] == "'script'"
 
 
-async def test_a_browser_that_has_a_file_gets_none(http: aiohttp.ClientSession) -> None:
-    async with http.get("/page/app.js") as response:
-        tag = response.headers["ETag"]
+async def test_a_browser_that_has_a_file_gets_none(client: Client) -> None:
+    tag = (await client.get("/page/app.js")).headers["ETag"]
     for given, status in ((tag, 304), (f'"other", {tag}', 304), ('"other"', 200)):
-        async with http.get("/page/app.js", headers={"If-None-Match": given}) as response:
-            assert response.status == status
-            assert response.headers["ETag"] == tag
+        answer = await client.get("/page/app.js", If_None_Match=given)
+        assert (answer.status, answer.headers["ETag"]) == (status, tag)
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "../service.py", "%2e%2e/service.py", "vendor"])
-async def test_other_files_are_not_there(http: aiohttp.ClientSession, name: str) -> None:
-    async with http.get(f"/page/{name}") as response:
-        assert response.status == 404
+async def test_other_files_are_not_there(client: Client, name: str) -> None:
+    assert (await client.get(f"/page/{name}")).status == 404
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"api_key": ["k"], "page": True}, [200, 200, 401]),
+        ({"api_key": ["k"], "page": False}, [401, 401, 401]),
+    ],
+    ids=["on", "off"],
+)
 async def test_the_page_needs_no_key_and_can_be_turned_off(
-    tmp_path: Path, tokenizer: FakeTokenizer
+    client: Client, expected: list[int]
 ) -> None:
-    for is_on, expected in ((True, [200, 200, 401]), (False, [401, 401, 401])):
-        async with (
-            running_gateway(tmp_path, api_key=["k"], page=is_on) as gateway,
-            aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as session,
-        ):
-            statuses = []
-            for path in ("/", "/page/app.js", "/v1/models"):
-                async with session.get(path) as response:
-                    statuses.append(response.status)
-            assert statuses == expected
+    paths = ("/", "/page/app.js", "/v1/models")
+    assert [(await client.get(path)).status for path in paths] == expected
 
 
 def test_the_page_is_small() -> None:

@@ -8,19 +8,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from openai import AsyncOpenAI
 
-from shared.wire.messages import Delta, Deltas, Mark, OutputStart, State, TokenRun
+from shared.wire.messages import Delta, Deltas, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import CALLER, MESSAGES
-from tests.services.gateway.fakes import (
-    FakeTokenizer,
-    Submitted,
-    fake_tokenizer,
-    running_gateway,
-    until,
-)
+from tests.services.gateway.client import serving
+from tests.services.gateway.fakes import FakeTokenizer, Submitted, fake_tokenizer
 from tests.services.gateway.marked import accept
+from tests.services.gateway.openai_client import client_of
 from tests.services.gateway.text.call_texts import GOOD
 from tests.services.gateway.text.replies import FUNCTIONS, markers_of, marks_of, rules
 
@@ -79,23 +74,18 @@ async def test_a_reply_and_a_stream_have_the_calls_of_the_format(tmp_path: Path,
     text, parts = next((text, parts) for each, text, parts in GOOD if each == name)
     markers = sorted(markers_of(rules(name)))
     model = msgspec.structs.replace(CALLER, tool_parser=name, reasoning_parser="")
-    async with (
-        fake_tokenizer(tmp_path, model=model) as tokenizer,
-        running_gateway(tmp_path) as gateway,
-    ):
+    asked: Any = {"model": "fish", "messages": MESSAGES, "tools": TOOLS}
+    async with fake_tokenizer(tmp_path, model=model) as tokenizer:
         for index, marker in enumerate(markers):
             tokenizer.vocabulary[model.vocab_size - 1 - index] = marker.encode()
-        await until(lambda: gateway.status().state == State.READY)
-        answering = asyncio.create_task(answer(tokenizer, text, markers))
-        url = f"http://127.0.0.1:{gateway.port}/v1"
-        async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-            asked: Any = {"model": "fish", "messages": MESSAGES, "tools": TOOLS}
+        async with serving(tmp_path) as gateway, client_of(gateway) as client:
+            answering = asyncio.create_task(answer(tokenizer, text, markers))
             (whole,) = (await client.chat.completions.create(**asked)).choices
             async with client.chat.completions.stream(**asked) as stream:
                 async for _ in stream:
                     pass
                 (streamed,) = (await stream.get_final_completion()).choices
-        await answering
+            await answering
     expected = [tuple(part) for part in parts if part[0] == "call"]
     for choice in (whole, streamed):
         calls: Any = choice.message.tool_calls

@@ -1,6 +1,5 @@
 """Counts of a choice that ends after its only call while its model continues."""
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -8,16 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.gateway.chat.replies.formats import ChatFormat
-from services.gateway.chat.replies.reply import Head, Reply
-from services.gateway.chat.replies.writers import EventWriter, WholeWriter
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.text.output_parser import output_parsers
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import tool
 from tests.services.gateway.text.asking import chat
+from tests.services.gateway.text.test_parsed_replies import chunks, whole
 
 OPEN, HIDDEN = 0, 1
 WRITTEN = [
@@ -67,37 +63,17 @@ def text_of(ids: list[int]) -> str:
     return written.decode(errors="ignore")
 
 
-def whole(updates: list[ChoiceUpdate]) -> Any:
-    writer = WholeWriter(*reply())
-    for update in updates:
-        writer.add(update)
-    return json.loads(b"".join(writer.write()))
-
-
-def streamed(updates: list[ChoiceUpdate]) -> list[Any]:
-    writer = EventWriter(*reply())
-    events = b"".join(b"".join(writer.write(update)) for update in updates).split(b"\n\n")
-    return [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
-
-
-def reply() -> Any:
-    head = Head("chatcmpl-x", 1, "fish", "f1")
-    prompt = [np.array([1, 2], np.int32)]
-    assert JOB.parsing is not None
-    parsers = output_parsers(JOB, JOB.parsing, TABLE, [OutputStart.ANSWER], "seed")
-    return Reply(ChatFormat(), head, JOB, TABLE.spelling(False), [], prompt), parsers
-
-
 def counted(updates: list[ChoiceUpdate]) -> list[Any]:
-    done, stream = whole(updates), streamed(updates)
+    reply: Any = {"start": OutputStart.ANSWER, "table": TABLE}
+    done, stream = whole(JOB, updates, **reply), chunks(JOB, updates, **reply)
     (choice,) = done["choices"]
-    chunks = [chunk["choices"][0] for chunk in stream if chunk["choices"]]
-    logprobs = [each["logprobs"]["content"] for each in chunks if each.get("logprobs")]
-    ids = [token_id for each in chunks for token_id in each.get("token_ids", [])]
+    choices = [chunk["choices"][0] for chunk in stream if chunk["choices"]]
+    logprobs = [each["logprobs"]["content"] for each in choices if each.get("logprobs")]
+    ids = [token_id for each in choices for token_id in each.get("token_ids", [])]
     assert [entry for each in logprobs for entry in each] == choice["logprobs"]["content"]
     assert ids == choice["token_ids"]
     assert stream[-1]["usage"] == done["usage"]
-    assert chunks[-1]["finish_reason"] == choice["finish_reason"]
+    assert choices[-1]["finish_reason"] == choice["finish_reason"]
     message = {key: value for key, value in choice["message"].items() if key != "refusal"}
     return [choice["finish_reason"], message, ids, done["usage"]["completion_tokens"]]
 

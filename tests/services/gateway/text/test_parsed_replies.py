@@ -63,8 +63,8 @@ class Choice:
         return [*self.updates, nothing]
 
 
-def reply_to(job: Job, where: ReasoningField = "both") -> Reply:
-    spelling = TABLE.spelling(False) if job.params.logprobs is not None else None
+def reply_to(job: Job, where: ReasoningField = "both", table: TokenTable = TABLE) -> Reply:
+    spelling = table.spelling(False) if job.params.logprobs is not None else None
     return Reply(
         format=ChatFormat(),
         head=Head("chatcmpl-x", 1, "fish", "f1"),
@@ -89,8 +89,9 @@ def whole(
     updates: list[ChoiceUpdate],
     start: OutputStart = OutputStart.UNDECIDED,
     where: ReasoningField = "both",
+    table: TokenTable = TABLE,
 ) -> Any:
-    writer = WholeWriter(reply_to(job, where), parsers_of(job, start))
+    writer = WholeWriter(reply_to(job, where, table), parsers_of(job, start, table))
     for update in updates:
         writer.add(update)
     return json.loads(b"".join(writer.write()))
@@ -101,8 +102,9 @@ def chunks(
     updates: list[ChoiceUpdate],
     start: OutputStart = OutputStart.UNDECIDED,
     where: ReasoningField = "both",
+    table: TokenTable = TABLE,
 ) -> list[Any]:
-    writer = EventWriter(reply_to(job, where), parsers_of(job, start))
+    writer = EventWriter(reply_to(job, where, table), parsers_of(job, start, table))
     events = b"".join(b"".join(writer.write(update)) for update in updates).split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
     return [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
@@ -326,10 +328,7 @@ def test_the_usage_counts_no_reasoning_where_a_marker_was_text_or_none_is_looked
     marked = Choice().say(*THOUGHT, "Hi").end()
     unmarked = [replace(update, marks=()) for update in marked]
     table = TokenTable(np.zeros(0, np.uint8), np.zeros(100, np.int32))
-    writer = WholeWriter(reply_to(job), parsers_of(job, table=table))
-    for update in unmarked:
-        writer.add(update)
-    reply = json.loads(b"".join(writer.write()))
+    reply = whole(job, unmarked, table=table)
     assert reply["choices"][0]["message"]["reasoning"] == "Hmm"
     assert "completion_tokens_details" not in reply["usage"]
     unseparated = whole(chat(separate_reasoning=False, tools=TOOLS), marked)

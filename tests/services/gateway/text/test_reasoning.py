@@ -46,95 +46,50 @@ TEXTS: list[tuple[str, str, OutputStart, str, list[Told]]] = [
     ("hermes", "qwen3", UNDECIDED, f"<think>hm</think>\nHi\n{NOW}", [HM, HI, CALL]),
     ("llama3_json", "qwen3", REASONING, 'hm</think>{"name": "now"}', [HM, CALL]),
     ("ernie45", "ernie45", REASONING, f"hm\n</think>\n\n\n{NOW}\n", [HM, CALL]),
-    (
-        "ernie45",
-        "ernie45",
-        REASONING,
-        "hm\n</think>\n\n<response>\nHi\n</response>\n",
-        [HM, HI],
-    ),
+    ("ernie45", "ernie45", REASONING, "hm\n</think>\n\n<response>\nHi\n</response>\n", [HM, HI]),
     ("mistral", "mistral", UNDECIDED, "[THINK]hm[/THINK]Hi", [HM, HI]),
     ("seed_oss", "seed_oss", UNDECIDED, "<seed:think>hm</seed:think>Hi", [HM, HI]),
-    (
-        "granite",
-        "granite",
-        UNDECIDED,
-        "Here is my thought process:\nhm\n\nHere is my response:\nHi",
-        [HM, HI],
-    ),
+    ("granite", "granite", UNDECIDED, "Here is my thought process:\nhm\n\nHere is my response:\nHi",
+     [HM, HI]),
     ("hermes", "hy_v3_opensource", REASONING, "hm</think:opensource>Hi", [HM, HI]),
     ("", "minimax_m3", UNDECIDED, "<mm:think>hm</mm:think>Hi", [HM, HI]),
     ("", "gemma4", UNDECIDED, "<|channel>thought\nhm\n<channel|>Hi", [HM, HI]),
     ("", "gemma4", UNDECIDED, "<|channel>thought\n<channel|>Hi", [HI]),
     ("", "gemma4", UNDECIDED, "<|channel>thoughts<channel|>Hi", [("reasoning", "thoughts"), HI]),
     ("", "gemma4", REASONING, "hm<channel|>Hi", [HM, HI]),
-    (
-        "kimi_k3",
-        "kimi_k3",
-        REASONING,
-        "hm<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response<|sep|>"
-        + kimi_k3('<call tool="now" index="1"></call>')
-        + "<|close|>message<|sep|>",
-        [HM, HI, CALL],
-    ),
-    (
-        "kimi_k3",
-        "kimi_k3",
-        ANSWER,
-        "<|sep|>Hi <|open|> there<|close|>response<|sep|><|close|>message<|sep|>",
-        [("content", "<|sep|>Hi <|open|> there")],
-    ),
-    (
-        "openai",
-        "openai_gptoss",
-        UNDECIDED,
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi"
-        "<|return|>",
-        [HM, HI],
-    ),
-    (
-        "openai",
-        "openai_gptoss",
-        UNDECIDED,
-        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.now"
-        "<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
-        [HM, CALL],
-    ),
-    (
-        "inkling",
-        "inkling",
-        UNDECIDED,
-        "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>Hi<|end_message|>"
-        '<|message_model|>now<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
-        "<|content_model_end_sampling|>",
-        [HM, HI, CALL],
-    ),
-    (
-        "muse_glimmer",
-        "muse_glimmer",
-        UNDECIDED,
-        " to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Hi<|eom|><|start|>"
-        'assistant to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>'
-        "\n</atem:function_calls><|eot|>",
-        [HM, HI, CALL],
-    ),
+    ("kimi_k3", "kimi_k3", REASONING,
+     "hm<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response<|sep|>"
+     + kimi_k3('<call tool="now" index="1"></call>') + "<|close|>message<|sep|>", [HM, HI, CALL]),
+    ("kimi_k3", "kimi_k3", ANSWER,
+     "<|sep|>Hi <|open|> there<|close|>response<|sep|><|close|>message<|sep|>",
+     [("content", "<|sep|>Hi <|open|> there")]),
+    ("openai", "openai_gptoss", UNDECIDED,
+     "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+     "<|return|>", [HM, HI]),
+    ("openai", "openai_gptoss", UNDECIDED,
+     "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.now"
+     "<|channel|>commentary <|constrain|>json<|message|>{}<|call|>", [HM, CALL]),
+    ("inkling", "inkling", UNDECIDED,
+     "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>Hi<|end_message|>"
+     '<|message_model|>now<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
+     "<|content_model_end_sampling|>", [HM, HI, CALL]),
+    ("muse_glimmer", "muse_glimmer", UNDECIDED,
+     " to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Hi<|eom|><|start|>"
+     'assistant to=now<|message|><atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>'
+     "\n</atem:function_calls><|eot|>", [HM, HI, CALL]),
     ("", "muse_glimmer", UNDECIDED, "<|message|>Hi<|eot|>", [HI]),
     ("", "muse_glimmer", REASONING, "hm<|eom|><|start|>assistant to=us", [HM]),
     ("muse_glimmer", "", UNDECIDED, " to=self<|message|>Hi<|eom|>", [HI]),
-    (
-        "muse_glimmer",
-        "muse_glimmer",
-        UNDECIDED,
-        f" to=user<|message|>{ATEM}<|eom|><|start|>assistant to=self<|message|>{ATEM}<|eom|>",
-        [("content", ATEM), ("reasoning", ATEM)],
-    ),
+    ("muse_glimmer", "muse_glimmer", UNDECIDED,
+     f" to=user<|message|>{ATEM}<|eom|><|start|>assistant to=self<|message|>{ATEM}<|eom|>",
+     [("content", ATEM), ("reasoning", ATEM)]),
     ("", "inkling", REASONING, "hm<|end_message|><|message_model|><|content_text|>Hi", [HM, HI]),
     ("", "inkling", ANSWER, "Hi<|end_message|><|content_model_end_sampling|>", [HI]),
     ("inkling", "", UNDECIDED, "<|content_thinking|>Hi<|end_message|>", [HI]),
     ("", "openai_gptoss", UNDECIDED, "no channels", [("content", "no channels")]),
     ("", "openai_gptoss", ANSWER, "Hi<|return|>", [HI]),
     ("", "openai_gptoss", REASONING, "hm<|end|><|start|>assistant<|channel|>fin", [HM]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])

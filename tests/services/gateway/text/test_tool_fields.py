@@ -117,31 +117,18 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": NAMED, "tools": []}, "tool_choice", "with tools only"),
     ({"tool_choice": "any", "tools": TOOLS}, "tool_choice", '"any"'),
     ({"tool_choice": {"type": "custom"}, "tools": TOOLS}, "tool_choice.type", '"custom"'),
-    (
-        {"tool_choice": NAMED, "tools": TOOLS[:1]},
-        "tool_choice.function.name",
-        '"b"; no tool has this name',
-    ),
-    (
-        {"tool_choice": allowed("auto", "b", "c"), "tools": TOOLS},
-        "tool_choice.allowed_tools.tools[1].function.name",
-        '"c"',
-    ),
-    (
-        {"tool_choice": allowed("auto"), "tools": TOOLS},
-        "tool_choice.allowed_tools.tools",
-        ">= 1",
-    ),
-    (
-        {"tool_choice": allowed("none", "a"), "tools": TOOLS},
-        "tool_choice.allowed_tools.mode",
-        '"none"',
-    ),
+    ({"tool_choice": NAMED, "tools": TOOLS[:1]}, "tool_choice.function.name",
+     '"b"; no tool has this name'),
+    ({"tool_choice": allowed("auto", "b", "c"), "tools": TOOLS},
+     "tool_choice.allowed_tools.tools[1].function.name", '"c"'),
+    ({"tool_choice": allowed("auto"), "tools": TOOLS}, "tool_choice.allowed_tools.tools", ">= 1"),
+    ({"tool_choice": allowed("none", "a"), "tools": TOOLS}, "tool_choice.allowed_tools.mode",
+     '"none"'),
     ({"functions": FUNCTIONS, "tools": TOOLS}, "functions", "both"),
     ({"functions": FUNCTIONS, "tool_choice": "required"}, "tool_choice", "function_call"),
     ({"function_call": {"name": "a"}, "tools": TOOLS}, "function_call", "with functions only"),
     ({"function_call": {"name": "c"}, "functions": FUNCTIONS}, "function_call.name", '"c"'),
-]
+]  # fmt: skip
 
 
 def test_wrong_fields_are_refused_by_name(subtests: pytest.Subtests) -> None:

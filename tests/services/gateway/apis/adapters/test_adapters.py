@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from msgspec.structs import replace
 
@@ -15,18 +14,21 @@ from services.gateway.service import GatewayService
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.envelope import read_options
-from shared.wire.messages import (
-    Adapter,
-    Adapters,
-    LoadAdapter,
-    Message,
-    PoolingInfo,
-    State,
-    UnloadAdapter,
+from shared.wire.messages import Adapter, Adapters, LoadAdapter, Message, PoolingInfo, UnloadAdapter
+from tests.services.gateway.client import (
+    CHAT,
+    HI,
+    TEXT,
+    Asked,
+    Client,
+    client_of,
+    serving,
+    with_settings,
 )
 from tests.services.gateway.fakes import (
     MODEL,
     FakeTokenizer,
+    Submitted,
     fake_tokenizer,
     running_gateway,
     until,
@@ -34,11 +36,10 @@ from tests.services.gateway.fakes import (
 
 SQL = Adapter(name="sql", digest="1" * 32, loaded_s=1.0, path="teams/sql-v1", load="l0")
 LAW = Adapter(name="law", digest="2" * 32, loaded_s=1.0)
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-HI: Any = [{"role": "user", "content": "Hi"}]
+NEWER = replace(SQL, digest="3" * 32, loaded_s=2.0)
 
 
-def orders_of(tokenizer: FakeTokenizer) -> list[Message]:
+def orders_of(tokenizer: FakeTokenizer) -> list[Any]:
     """Will have the orders that come from now on."""
     orders: list[Message] = []
     receive = tokenizer.on_message
@@ -67,21 +68,18 @@ async def known(gateway: GatewayService, *adapters: Adapter) -> None:
 
 
 @asynccontextmanager
-async def serving(
+async def knowing(
     folder: Path, tokenizer: FakeTokenizer, *adapters: Adapter, **settings: Any
-) -> AsyncIterator[tuple[GatewayService, aiohttp.ClientSession]]:
+) -> AsyncIterator[Client]:
     """A gateway that knows ``adapters``."""
-    async with running_gateway(folder, **settings) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
+    async with serving(folder, **settings) as gateway, client_of(gateway, tokenizer) as client:
         send(tokenizer, *adapters)
         await known(gateway, *adapters)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
-            yield gateway, http
+        yield client
 
 
-async def error_of(response: aiohttp.ClientResponse) -> tuple[int, str, str]:
-    error = (await response.json())["error"]
-    return response.status, error["code"], error["message"]
+def digest_of(request: Submitted) -> str:
+    return read_options(request.submit.options).adapter
 
 
 @pytest.mark.parametrize(
@@ -96,111 +94,106 @@ async def error_of(response: aiohttp.ClientResponse) -> tuple[int, str, str]:
 async def test_a_request_names_an_adapter_and_its_reply_does_too(
     tmp_path: Path, tokenizer: FakeTokenizer, fields: Any, shown: str
 ):
-    async with serving(tmp_path, tokenizer, SQL, LAW) as (_, http):
-        asking = asyncio.create_task(http.post(CHAT, json={"messages": HI} | fields))
-        asked = await tokenizer.answer("Hello")
-        assert read_options(asked.submit.options).adapter == SQL.digest
-        reply = await (await asking).json()
-        assert reply["model"] == shown
-        assert reply["usage"]["prompt_tokens"]
+    async with knowing(tmp_path, tokenizer, SQL, LAW) as client:
+        answer, asked = await client.answered(CHAT, "Hello", messages=HI, **fields)
+        assert digest_of(asked) == SQL.digest
+        assert answer.json["model"] == shown
+        assert answer.json["usage"]["prompt_tokens"]
 
 
-async def test_the_model_itself_has_no_adapter(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with serving(tmp_path, tokenizer, SQL) as (_, http):
-        for fields in ({}, {"model": "org/fish"}, {"model": "fish", "lora_path": None}):
-            asking = asyncio.create_task(http.post(CHAT, json={"messages": HI} | fields))
-            asked = await tokenizer.answer("Hello")
-            assert read_options(asked.submit.options).adapter == ""
-            await asking
+@pytest.mark.parametrize(
+    "fields", [{}, {"model": "org/fish"}, {"model": "fish", "lora_path": None}]
+)
+async def test_the_model_itself_has_no_adapter(
+    tmp_path: Path, tokenizer: FakeTokenizer, fields: Any
+):
+    async with knowing(tmp_path, tokenizer, SQL) as client:
+        _, asked = await client.answered(CHAT, "Hello", messages=HI, **fields)
+        assert digest_of(asked) == ""
 
 
 @pytest.mark.parametrize("name", ["law", "sql:fish", "fish:law", "sql:sql", "fish:org/fish"])
 async def test_another_name_is_404_with_the_names_that_exist(
     tmp_path: Path, tokenizer: FakeTokenizer, name: str
 ):
-    async with serving(tmp_path, tokenizer, SQL) as (_, http):
-        response = await http.post(CHAT, json={"messages": HI, "model": name})
-        status, code, text = await error_of(response)
-        assert (status, code) == (404, "model_not_found")
-        assert "fish, org/fish, sql" in text
+    async with knowing(tmp_path, tokenizer, SQL) as client:
+        error = await client.refused(404, CHAT, messages=HI, model=name)
+        assert error["code"] == "model_not_found"
+        assert "fish, org/fish, sql" in error["message"]
 
 
 async def test_a_request_goes_to_a_tokenizer_that_knows_its_adapter(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with (
-        fake_tokenizer(tmp_path, "t2") as other,
-        serving(tmp_path, tokenizer, SQL) as (gateway, http),
-    ):
-        await until(lambda: len(gateway._mesh.tokenizers) == 2)
+    async with fake_tokenizer(tmp_path, "t2") as other, knowing(tmp_path, tokenizer, SQL) as client:
+        await until(lambda: len(client.gateway._mesh.tokenizers) == 2)
         send(other, LAW)
-        await known(gateway, SQL, LAW)
+        await known(client.gateway, SQL, LAW)
         for name, expected in (("sql", tokenizer), ("law", other)) * 3:
-            body = {"prompt": "a", "model": name}
-            asking = asyncio.create_task(http.post(TEXT, json=body))
-            await expected.answer("Hello")
-            assert (await asking).status == 200
+            await client.served(expected.answer("Hello"), TEXT, prompt="a", model=name)
 
 
 async def test_a_replay_keeps_the_adapter_that_the_name_stood_for(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    newer = replace(SQL, digest="3" * 32, loaded_s=2.0)
-    async with serving(tmp_path, tokenizer, SQL) as (gateway, http):
+    async with knowing(tmp_path, tokenizer, SQL) as client:
+        gateway = client.gateway
         async with fake_tokenizer(tmp_path, "t2") as other:
             await until(lambda: len(gateway._mesh.tokenizers) == 2)
             send(tokenizer, LAW)
             await known(gateway, LAW)
             send(other, SQL)
             await known(gateway, LAW, SQL)
-            asking = asyncio.create_task(http.post(TEXT, json={"prompt": "a", "model": "sql"}))
+            asked = asyncio.create_task(client.post(TEXT, prompt="a", model="sql"))
             (await other.accepted()).text("He")
         await until(lambda: len(gateway._mesh.tokenizers) == 1)
         await asyncio.sleep(0.2)
         assert tokenizer.submitted.empty(), "it waits for a tokenizer that knows the adapter"
-        send(tokenizer, newer, replace(SQL, is_retired=True))
+        send(tokenizer, NEWER, replace(SQL, is_retired=True))
         again = await tokenizer.accepted()
-        assert read_options(again.submit.options).adapter == SQL.digest
+        assert digest_of(again) == SQL.digest
         again.num_sent[0] = 1
         again.text("llo")
-        again.finish()
-        assert (await (await asking).json())["choices"][0]["text"] == "Hello"
+        assert (await client.finish(asked, again)).choices[0]["text"] == "Hello"
 
 
 async def test_a_replay_whose_adapter_is_nowhere_fails_in_the_end(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with serving(tmp_path, tokenizer, LAW, replay_s=0.3) as (gateway, http):
+    async with knowing(tmp_path, tokenizer, LAW, replay_s=0.3) as client:
         async with fake_tokenizer(tmp_path, "t2") as other:
-            await until(lambda: len(gateway._mesh.tokenizers) == 2)
+            await until(lambda: len(client.gateway._mesh.tokenizers) == 2)
             send(other, SQL)
-            await known(gateway, LAW, SQL)
-            asking = asyncio.create_task(http.post(CHAT, json={"messages": HI, "model": "sql"}))
+            await known(client.gateway, LAW, SQL)
+            asked = asyncio.create_task(client.post(CHAT, messages=HI, model="sql"))
             await other.accepted()
-        assert (await error_of(await asking))[:2] == (503, "adapter_lost")
+        answer = await asked
+        assert (answer.status, answer.error["code"]) == (503, "adapter_lost")
 
 
 async def test_models_that_pool_have_no_adapters(tmp_path: Path):
     model = replace(MODEL, runner="pooling", pooling=PoolingInfo("embed", "last", "none", 4))
     async with (
         fake_tokenizer(tmp_path, model=model) as tokenizer,
-        serving(tmp_path, tokenizer, SQL) as (_, http),
+        knowing(tmp_path, tokenizer, SQL) as client,
     ):
-        response = await http.post("/v1/embeddings", json={"model": "sql", "input": "a"})
-        assert (await error_of(response))[:2] == (404, "model_not_found")
-        names = [each["id"] for each in (await (await http.get("/v1/models")).json())["data"]]
-        assert names == MODEL.names
+        error = await client.refused(404, "/v1/embeddings", model="sql", input="a")
+        assert error["code"] == "model_not_found"
+        models = (await client.get("/v1/models")).json["data"]
+        assert [each["id"] for each in models] == MODEL.names
 
 
 async def test_models_are_listed_with_their_parent(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with serving(tmp_path, tokenizer, SQL, LAW) as (_, http):
-        models = (await (await http.get("/v1/models")).json())["data"]
-        assert [each["id"] for each in models] == ["fish", "org/fish", "law", "sql"]
-        assert [each.get("parent") for each in models] == [None, None, "fish", "fish"]
-        assert [each.get("root") for each in models] == [None, None, "law", "sql-v1"]
-        assert (await (await http.get("/v1/models/sql")).json())["root"] == "sql-v1"
-        metrics = await (await http.get("/metrics")).text()
-        assert 'shoal_adapters{state="served"} 2.0' in metrics
+    async with knowing(tmp_path, tokenizer, SQL, LAW) as client:
+        models = (await client.get("/v1/models")).json["data"]
+        assert [(each["id"], each.get("parent"), each.get("root")) for each in models] == [
+            ("fish", None, None),
+            ("org/fish", None, None),
+            ("law", "fish", "law"),
+            ("sql", "fish", "sql-v1"),
+        ]
+        assert (await client.get("/v1/models/sql")).json["root"] == "sql-v1"
+        assert 'shoal_adapters{state="served"} 2.0' in (await client.get("/metrics")).text
 
 
 # --- loading and unloading ------------------------------------------------------------------------
@@ -208,64 +201,56 @@ async def test_models_are_listed_with_their_parent(tmp_path: Path, tokenizer: Fa
 ALLOWED = {"allow_runtime_lora_updating": True}
 
 
+async def order(client: Client, path: str, orders: list[Any], **body: Any) -> tuple[Asked, Any]:
+    """An order that the tokenizer has received."""
+    num = len(orders)
+    asked = asyncio.create_task(client.post(path, lora_name="sql", **body))
+    await until(lambda: len(orders) > num)
+    assert isinstance(orders[-1], LoadAdapter if path == LOAD else UnloadAdapter)
+    assert orders[-1].name == "sql"
+    return asked, orders[-1]
+
+
 async def test_an_adapter_is_loaded_and_unloaded(tmp_path: Path, tokenizer: FakeTokenizer):
     orders = orders_of(tokenizer)
-    async with serving(tmp_path, tokenizer, **ALLOWED) as (_, http):
-        body = {"lora_name": "sql", "lora_path": "teams/sql-v1", "is_3d_lora_weight": False}
-        asking = asyncio.create_task(http.post(LOAD, json=body))
-        await until(lambda: orders)
-        (order,) = orders
-        assert isinstance(order, LoadAdapter)
-        assert (order.name, order.path) == ("sql", "teams/sql-v1")
-        assert not asking.done()
-        send(tokenizer, replace(SQL, load=order.load))
-        response = await asking
-        assert response.status == 200
-        assert await response.text() == "Success: LoRA adapter 'sql' added successfully."
-        unloading = asyncio.create_task(
-            http.post(UNLOAD, json={"lora_name": "sql", "lora_int_id": 1})
-        )
-        await until(lambda: len(orders) == 2)
-        unload = orders[1]
-        assert isinstance(unload, UnloadAdapter)
-        assert (unload.name, len(unload.unload)) == ("sql", 32)
-        send(tokenizer, replace(SQL, load=order.load, is_retired=True))
-        response = await unloading
-        assert await response.text() == "Success: LoRA adapter 'sql' removed successfully."
-        missing = await http.post(UNLOAD, json={"lora_name": "sql"})
-        assert (await error_of(missing))[0] == 404
+    async with knowing(tmp_path, tokenizer, **ALLOWED) as client:
+        body = {"lora_path": "teams/sql-v1", "is_3d_lora_weight": False}
+        asked, load = await order(client, LOAD, orders, **body)
+        assert load.path == "teams/sql-v1"
+        assert not asked.done()
+        send(tokenizer, replace(SQL, load=load.load))
+        added = "Success: LoRA adapter 'sql' added successfully."
+        assert ((await asked).status, (await asked).text) == (200, added)
+        asked, unload = await order(client, UNLOAD, orders, lora_int_id=1)
+        assert len(unload.unload) == 32
+        send(tokenizer, replace(SQL, load=load.load, is_retired=True))
+        assert (await asked).text == "Success: LoRA adapter 'sql' removed successfully."
+        await client.refused(404, UNLOAD, lora_name="sql")
 
 
 async def test_a_worker_that_refuses_has_the_reason_told(tmp_path: Path, tokenizer: FakeTokenizer):
     orders = orders_of(tokenizer)
-    async with serving(tmp_path, tokenizer, SQL, **ALLOWED) as (_, http):
-        body = {"lora_name": "sql", "load_inplace": True}
-        asking = asyncio.create_task(http.post(LOAD, json=body))
-        await until(lambda: orders)
-        (order,) = orders
-        assert isinstance(order, LoadAdapter)
-        assert order.path == "sql"
-        send(tokenizer, SQL, Adapter(name="sql", load=order.load, problem="r is 300"))
-        assert await error_of(await asking) == (400, "invalid_value", "r is 300")
+    async with knowing(tmp_path, tokenizer, SQL, **ALLOWED) as client:
+        asked, load = await order(client, LOAD, orders, load_inplace=True)
+        assert load.path == "sql"
+        send(tokenizer, SQL, Adapter(name="sql", load=load.load, problem="r is 300"))
+        answer = await asked
+        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
+        assert answer.error["message"] == "r is 300"
 
 
 async def test_an_adapter_in_place_is_added_once_the_newer_one_is_served(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    orders = orders_of(tokenizer)
-    both = replace(SQL, num_workers=2)
-    async with serving(tmp_path, tokenizer, both, **ALLOWED) as (_, http):
-        body = {"lora_name": "sql", "load_inplace": True}
-        asking = asyncio.create_task(http.post(LOAD, json=body))
-        await until(lambda: orders)
-        (order,) = orders
-        assert isinstance(order, LoadAdapter)
-        newer = replace(SQL, digest="3" * 32, load=order.load, loaded_s=2.0)
+    orders, both = orders_of(tokenizer), replace(SQL, num_workers=2)
+    async with knowing(tmp_path, tokenizer, both, **ALLOWED) as client:
+        asked, load = await order(client, LOAD, orders, load_inplace=True)
+        newer = replace(NEWER, load=load.load)
         send(tokenizer, both, newer)
         await asyncio.sleep(0.1)
-        assert not asking.done()
+        assert not asked.done()
         send(tokenizer, both, replace(newer, num_workers=2))
-        assert (await asking).status == 200
+        assert (await asked).status == 200
 
 
 @pytest.mark.parametrize(
@@ -290,60 +275,52 @@ async def test_a_bad_order_is_400_and_goes_nowhere(
     tmp_path: Path, tokenizer: FakeTokenizer, body: Any, param: str
 ):
     orders = orders_of(tokenizer)
-    async with serving(tmp_path, tokenizer, SQL, **ALLOWED) as (_, http):
-        response = await http.post(LOAD, json=body)
-        assert response.status == 400
-        assert (await response.json())["error"]["param"] == param
+    async with knowing(tmp_path, tokenizer, SQL, **ALLOWED) as client:
+        assert (await client.refused(400, LOAD, **body))["param"] == param
         assert not orders
 
 
-async def test_without_the_setting_both_are_403(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with serving(tmp_path, tokenizer, SQL) as (_, http):
-        for path in (LOAD, UNLOAD):
-            status, code, text = await error_of(await http.post(path, json={"lora_name": "law"}))
-            assert (status, code) == (403, "forbidden")
-            assert "allow-runtime-lora-updating" in text
+@pytest.mark.parametrize("path", [LOAD, UNLOAD])
+async def test_without_the_setting_both_are_403(client: Client, path: str):
+    error = await client.refused(403, path, lora_name="law")
+    assert error["code"] == "forbidden"
+    assert "allow-runtime-lora-updating" in error["message"]
+
+
+BOTH: Any = ALLOWED | {"api_key": ["a-key"], "admin_token": "a-token"}
 
 
 @pytest.mark.parametrize(
     ("settings", "shown", "status"),
     [
-        ({"api_key": ["a-key"]}, "a-key", 403),
-        ({"api_key": ["a-key"], "admin_token": "a-token"}, "a-key", 401),
-        ({"api_key": ["a-key"], "admin_token": "a-token"}, "", 401),
-        ({"api_key": ["a-key"], "admin_token": "a-token"}, "a-token", 404),
-        ({"admin_token": "a-token"}, "", 401),
-        ({"admin_token": "a-token"}, "a-token", 404),
+        (ALLOWED | {"api_key": ["a-key"]}, "a-key", 403),
+        (BOTH, "a-key", 401),
+        (BOTH, "", 401),
+        (BOTH, "a-token", 404),
+        (ALLOWED | {"admin_token": "a-token"}, "", 401),
+        (ALLOWED | {"admin_token": "a-token"}, "a-token", 404),
     ],
 )
 async def test_only_the_admin_token_changes_adapters_for_all(
-    tmp_path: Path, tokenizer: FakeTokenizer, settings: Any, shown: str, status: int
+    client: Client, shown: str, status: int
 ):
-    async with serving(tmp_path, tokenizer, SQL, **ALLOWED, **settings) as (_, http):
-        headers = {"Authorization": f"Bearer {shown}"} if shown else {}
-        response = await http.post(UNLOAD, json={"lora_name": "none"}, headers=headers)
-        assert response.status == status, await response.text()
-        load = await http.post(LOAD, json={"lora_name": ""}, headers=headers)
-        assert load.status == (400 if status == 404 else status)
+    await client.refused(status, UNLOAD, key=shown, lora_name="none")
+    await client.refused(400 if status == 404 else status, LOAD, key=shown, lora_name="")
 
 
-async def test_without_a_worker_an_order_is_503(tmp_path: Path):
-    async with (
-        running_gateway(tmp_path, **ALLOWED) as gateway,
-        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
-    ):
-        for path in (LOAD, UNLOAD):
-            assert (await http.post(path, json={"lora_name": "law"})).status == 503
+@pytest.mark.parametrize("path", [LOAD, UNLOAD])
+async def test_without_a_worker_an_order_is_503(tmp_path: Path, path: str):
+    async with running_gateway(tmp_path, **ALLOWED) as gateway, client_of(gateway) as client:
+        await client.refused(503, path, lora_name="law")
 
 
-async def test_an_order_without_an_answer_is_504_and_only_one_is_open_for_a_name(
-    tmp_path: Path, tokenizer: FakeTokenizer
-):
-    async with serving(tmp_path, tokenizer, SQL, **ALLOWED) as (gateway, http):
-        api_of(gateway).timeout_s = 0.2
-        asking = asyncio.create_task(http.post(LOAD, json={"lora_name": "law"}))
-        await until(lambda: api_of(gateway)._changing)
-        second = await http.post(LOAD, json={"lora_name": "law"})
-        assert (await error_of(second))[0] == 400
-        assert (await error_of(await asking))[:2] == (504, "timeout")
-        assert not api_of(gateway)._changing
+@with_settings(**ALLOWED)
+async def test_an_order_without_an_answer_is_504_and_only_one_is_open_for_a_name(client: Client):
+    api = api_of(client.gateway)
+    asked = asyncio.create_task(client.post(LOAD, lora_name="law"))
+    await until(lambda: api._changing)
+    await client.refused(400, LOAD, lora_name="law")
+    api.timeout_s = 0.05
+    assert (await client.refused(504, LOAD, lora_name="sql"))["code"] == "timeout"
+    asked.cancel()
+    await until(lambda: not api._changing)

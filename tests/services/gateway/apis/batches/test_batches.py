@@ -25,10 +25,13 @@ from services.gateway.service import GatewayService
 from shared.batch.results import NotWritten
 from shared.batch.run import BatchRun
 from shared.wire.envelope import read_options
+from tests.services.gateway.client import Client, raw_answer, with_settings
 from tests.services.gateway.fakes import FakeTokenizer, until
-from tests.services.gateway.openai_client import client_of, gateway_of
+from tests.services.gateway.openai_client import client_of, clients, gateway_of
 
 KEYS = ["key-of-ann", "key-of-bob"]
+ASKED: Any = {"endpoint": "/v1/completions", "completion_window": "24h"}
+FILE_CALLS = ("retrieve", "content", "delete")
 
 
 def runner_of(gateway: GatewayService) -> BatchRunner:
@@ -71,12 +74,8 @@ async def answering(tokenizer: FakeTokenizer, pause_s: float = 0) -> AsyncIterat
 async def start(client: AsyncOpenAI, data: bytes, window: str = "24h") -> openai.types.Batch:
     file = await client.files.create(file=("in.jsonl", data), purpose="batch")
     assert (file.object, file.bytes, file.purpose) == ("file", len(data), "batch")
-    return await client.batches.create(
-        input_file_id=file.id,
-        endpoint="/v1/completions",
-        completion_window=window,  # type: ignore[arg-type]
-        metadata={"night": "1"},
-    )
+    asked = ASKED | {"completion_window": window, "metadata": {"night": "1"}}
+    return await client.batches.create(**asked, input_file_id=file.id)
 
 
 async def ended(client: AsyncOpenAI, batch_id: str) -> openai.types.Batch:
@@ -97,7 +96,7 @@ async def results(client: AsyncOpenAI, file_id: str | None) -> list[dict[str, An
 async def test_a_batch_is_answered_as_openais_client_knows_it(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path) as client:
         bad = batch_file(1, custom_id="bad", body={"model": "whale", "prompt": "x"})
         async with answering(tokenizer) as seen:
             created = await start(client, batch_file(20) + bad)
@@ -138,7 +137,7 @@ async def test_a_batch_is_answered_as_openais_client_knows_it(
 
 
 async def test_lists_have_pages(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path) as client:
         async with answering(tokenizer):
             ids = {(await start(client, batch_file(1))).id for _ in range(5)}
             for batch_id in ids:
@@ -169,7 +168,7 @@ async def test_a_wrong_file_fails_before_anything_is_sent(
     tmp_path: Path, tokenizer: FakeTokenizer, data: bytes, code: str, words: str
 ):
     limits = {"max_batch_requests": 5, "max_body_bytes": 1500}
-    async with gateway_of(tmp_path, **limits) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path, **limits) as client:
         batch = await ended(client, (await start(client, data)).id)
     assert batch.status == "failed"
     assert batch.failed_at
@@ -186,16 +185,9 @@ async def test_files_and_batches_belong_to_their_key(tmp_path: Path, tokenizer: 
             assert batch.request_counts.completed == 3
             assert len({read_options(submit.options).owner for submit in seen}) == 1
             for asked in (
-                bob.batches.retrieve(batch.id),
-                bob.batches.cancel(batch.id),
-                bob.files.retrieve(batch.output_file_id),
-                bob.files.content(batch.output_file_id),
-                bob.files.delete(batch.output_file_id),
-                bob.batches.create(
-                    input_file_id=batch.input_file_id,
-                    endpoint="/v1/completions",
-                    completion_window="24h",
-                ),
+                *(ask(batch.id) for ask in (bob.batches.retrieve, bob.batches.cancel)),
+                *(getattr(bob.files, ask)(batch.output_file_id) for ask in FILE_CALLS),
+                bob.batches.create(**ASKED, input_file_id=batch.input_file_id),
             ):
                 with pytest.raises(openai.NotFoundError):
                     await asked
@@ -209,17 +201,18 @@ async def test_files_and_batches_belong_to_their_key(tmp_path: Path, tokenizer: 
 async def test_a_key_with_many_batches_leaves_others_their_turn(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with gateway_of(tmp_path, api_key=KEYS, max_open_batch_requests=4) as gateway:
-        ann, bob = (client_of(gateway, key) for key in KEYS)
-        async with ann, bob, answering(tokenizer, pause_s=0.01) as seen:
-            large = [await start(ann, batch_file(300)) for _ in range(6)]
-            await until(lambda: len(seen) >= 4)
-            num_seen = len(seen)
-            small = await ended(bob, (await start(bob, batch_file(1))).id)
-            assert small.status == "completed"
-            assert len(seen) < num_seen + 300
-            found = [await ann.batches.retrieve(each.id) for each in large]
-            assert {each.status for each in found} <= {"validating", "in_progress"}
+    async with (
+        clients(tmp_path, *KEYS, max_open_batch_requests=4) as (ann, bob),
+        answering(tokenizer, pause_s=0.01) as seen,
+    ):
+        large = [await start(ann, batch_file(300)) for _ in range(6)]
+        await until(lambda: len(seen) >= 4)
+        num_seen = len(seen)
+        small = await ended(bob, (await start(bob, batch_file(1))).id)
+        assert small.status == "completed"
+        assert len(seen) < num_seen + 300
+        found = [await ann.batches.retrieve(each.id) for each in large]
+        assert {each.status for each in found} <= {"validating", "in_progress"}
 
 
 async def test_a_key_that_has_used_up_its_tokens_holds_no_place(
@@ -237,26 +230,20 @@ async def test_a_key_that_has_used_up_its_tokens_holds_no_place(
 
 
 async def test_batches_of_a_key_have_a_limit(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with gateway_of(tmp_path, api_key=KEYS, max_batches_per_key=2) as gateway:
-        ann, bob = (client_of(gateway, key) for key in KEYS)
-        async with ann, bob:
-            created = [await start(ann, batch_file(1)) for _ in range(2)]
-            with pytest.raises(openai.RateLimitError, match="max-batches-per-key = 2"):
-                await start(ann, batch_file(1))
-            await start(bob, batch_file(1))
-            await ann.batches.cancel(created[0].id)
-            await ended(ann, created[0].id)
+    async with clients(tmp_path, *KEYS, max_batches_per_key=2) as (ann, bob):
+        created = [await start(ann, batch_file(1)) for _ in range(2)]
+        with pytest.raises(openai.RateLimitError, match="max-batches-per-key = 2"):
             await start(ann, batch_file(1))
+        await start(bob, batch_file(1))
+        await ann.batches.cancel(created[0].id)
+        await ended(ann, created[0].id)
+        await start(ann, batch_file(1))
 
 
 async def test_a_start_reads_no_batch_that_has_ended(
     tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ):
-    async with (
-        gateway_of(tmp_path) as gateway,
-        client_of(gateway) as client,
-        answering(tokenizer),
-    ):
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client, answering(tokenizer):
         ids = {(await start(client, batch_file(1))).id for _ in range(3)}
         for batch_id in ids:
             await ended(client, batch_id)
@@ -284,11 +271,7 @@ async def test_a_batch_that_cannot_be_read_stops_no_other(
     folder.mkdir(parents=True)
     broken = BatchKey("", f"batch_{0:024}")
     (folder / f"{broken.id}.json").write_text("{")
-    async with (
-        gateway_of(tmp_path) as gateway,
-        client_of(gateway) as client,
-        answering(tokenizer),
-    ):
+    async with clients(tmp_path) as client, answering(tokenizer):
         await until(lambda: f"batch {broken.id} has to wait" in caplog.text)
         assert (await ended(client, (await start(client, batch_file(1))).id)).status == "completed"
 
@@ -309,34 +292,26 @@ async def test_clients_that_take_all_threads_for_files_stop_no_batch(
         await asyncio.gather(*slow)
 
 
-async def test_clients_cannot_say_that_they_are_a_batch(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with gateway_of(tmp_path, api_key=KEYS) as gateway, aiohttp.ClientSession() as session:
-        url = f"http://127.0.0.1:{gateway.port}/v1/files"
-        async with session.get(url, headers={"X-Shoal-Owner": ""}) as response:
-            assert response.status == 401
+@with_settings(batch_dir=Path("store"), instance="g1", api_key=KEYS)
+async def test_clients_cannot_say_that_they_are_a_batch(client: Client):
+    assert (await client.get("/v1/files", X_Shoal_Owner="")).status == 401
 
 
 async def test_a_batch_whose_key_is_gone_fails(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with (
-        gateway_of(tmp_path, api_key=KEYS) as gateway,
-        client_of(gateway, KEYS[0]) as ann,
-    ):
+    async with gateway_of(tmp_path, api_key=KEYS) as gateway, client_of(gateway, KEYS[0]) as ann:
         created = await start(ann, batch_file(3))
         await tokenizer.accepted()
     ended_folder = tmp_path / "store" / "ended"
     async with gateway_of(tmp_path, api_key=KEYS[1:]):
         await until(lambda: [*ended_folder.glob(f"*/{created.id}.json")])
     [store] = ended_folder.glob(f"*/{created.id}.json")
-    assert json.loads(store.read_bytes())["batch"]["status"] == "failed"
-    errors = json.loads(store.read_bytes())["batch"]["errors"]["data"]
-    assert [error["code"] for error in errors] == ["invalid_api_key"]
+    batch = json.loads(store.read_bytes())["batch"]
+    assert batch["status"] == "failed"
+    assert [error["code"] for error in batch["errors"]["data"]] == ["invalid_api_key"]
 
 
 async def test_a_cancelled_batch_keeps_its_results(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with (
-        gateway_of(tmp_path, max_open_batch_requests=2) as gateway,
-        client_of(gateway) as client,
-    ):
+    async with clients(tmp_path, max_open_batch_requests=2) as client:
         created = await start(client, batch_file(10))
         for _ in range(2):
             await tokenizer.answer("a", " b")
@@ -366,7 +341,7 @@ async def test_an_error_in_the_moment_of_a_cancellation_ends_nothing(
             raise NotWritten("the disk is full") from None
 
     monkeypatch.setattr(BatchRun, "run", run)
-    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path) as client:
         created = await start(client, batch_file(1))
         await client.batches.cancel(created.id)
         assert (await ended(client, created.id)).status == "cancelled"
@@ -377,18 +352,15 @@ async def test_an_error_in_the_moment_of_a_cancellation_ends_nothing(
 async def test_a_batch_that_expires_says_so_for_each_line_that_is_left(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with (
-        gateway_of(tmp_path, max_open_batch_requests=2) as gateway,
-        client_of(gateway) as client,
-    ):
+    async with clients(tmp_path, max_open_batch_requests=2) as client:
         created = await start(client, batch_file(10))
         await tokenizer.answer("a", " b")
-        await until((tmp_path / "store").joinpath("batches", "none", f"{created.id}.json").exists)
-    store = tmp_path / "store" / "batches" / "none" / f"{created.id}.json"
+        store = tmp_path / "store" / "batches" / "none" / f"{created.id}.json"
+        await until(store.exists)
     stored = json.loads(store.read_bytes())
     stored["batch"]["expires_at"] = 1
     store.write_text(json.dumps(stored))
-    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path) as client:
         batch = await ended(client, created.id)
         assert batch.status == "expired"
         assert batch.expired_at
@@ -427,9 +399,7 @@ async def test_without_a_folder_the_routes_name_the_setting(gateway: GatewayServ
             client.files.create(file=("in.jsonl", b"{}"), purpose="batch"),
             client.files.list(),
             client.batches.retrieve("batch_1"),
-            client.batches.create(
-                input_file_id="f", endpoint="/v1/completions", completion_window="24h"
-            ),
+            client.batches.create(**ASKED, input_file_id="f"),
         ):
             with pytest.raises(openai.NotFoundError, match="batch-dir"):
                 await asked
@@ -450,7 +420,7 @@ async def test_without_a_folder_the_routes_name_the_setting(gateway: GatewayServ
 async def test_uploads_that_are_refused_leave_nothing(
     tmp_path: Path, tokenizer: FakeTokenizer, fields: dict[str, Any], words: str
 ):
-    async with gateway_of(tmp_path, max_file_bytes=4000) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path, max_file_bytes=4000) as client:
         asked: dict[str, Any] = {"file": ("in.jsonl", b"{}"), "purpose": "batch"} | fields
         with pytest.raises(openai.APIStatusError, match=words) as caught:
             await client.files.create(**asked)
@@ -483,16 +453,10 @@ async def test_an_upload_that_stalls_ends(
 
 async def uploaded(gateway: GatewayService, *pieces: bytes) -> str:
     """Returns the reply to an upload in pieces."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\n"
     head += b"Content-Type: multipart/form-data; boundary=b\r\n"
-    writer.write(head + b"Content-Length: %d\r\n\r\n" % len(PURPOSE + FILE))
-    for piece in pieces:
-        await asyncio.sleep(0.05)
-        writer.write(piece)
-    reply = await reader.readuntil(b"}")
-    writer.close()
-    return reply.decode()
+    head += b"Content-Length: %d\r\n\r\n" % len(PURPOSE + FILE)
+    return (await raw_answer(gateway, head, *pieces, end=b"}", pause_s=0.05)).decode()
 
 
 @pytest.mark.parametrize(
@@ -543,13 +507,9 @@ async def test_a_page_of_another_origin_uploads_nothing(tmp_path: Path, tokenize
 async def test_wrong_batches_are_refused_by_name(
     tmp_path: Path, tokenizer: FakeTokenizer, fields: dict[str, Any], words: str
 ):
-    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path) as client:
         file = await client.files.create(file=("in.jsonl", b"{}"), purpose="batch")
-        asked: dict[str, Any] = {
-            "input_file_id": file.id,
-            "endpoint": "/v1/completions",
-            "completion_window": "24h",
-        }
+        asked = ASKED | {"input_file_id": file.id}
         with pytest.raises(openai.BadRequestError, match=words):
             await client.batches.create(**(asked | fields))
         with pytest.raises(openai.NotFoundError, match="no such file"):

@@ -1,53 +1,43 @@
 """SageMaker's path: a body's fields select the endpoint."""
 
-import asyncio
 from typing import Any
 
-import aiohttp
 import pytest
 from msgspec.structs import replace
 
 from services.gateway.apis.invocations.endpoint import path_of
 from shared.wire.messages import PoolingInfo
-from tests.services.gateway.fakes import MODEL, FakeTokenizer
+from tests.services.gateway.client import HI, Client
+from tests.services.gateway.fakes import MODEL
 
 PATH = "/invocations"
-MESSAGES = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.mark.parametrize(
     ("fields", "kind"),
-    [
-        ({"messages": MESSAGES, "prompt": None}, "chat.completion"),
-        ({"prompt": "a"}, "text_completion"),
-    ],
+    [({"messages": HI, "prompt": None}, "chat.completion"), ({"prompt": "a"}, "text_completion")],
 )
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_chats_and_completions_are_answered_as_on_their_own_paths(
-    http: aiohttp.ClientSession,
-    tokenizer: FakeTokenizer,
-    fields: dict[str, Any],
-    kind: str,
-    is_stream: bool,
+    client: Client, fields: dict[str, Any], kind: str, is_stream: bool
 ) -> None:
-    body = fields | {"stream": is_stream}
-    response, _ = await asyncio.gather(http.post(PATH, json=body), tokenizer.answer("x", "y"))
-    async with response:
-        text = await response.text()
-    assert response.status == 200
-    assert f'"object":"{kind}' in text
-    assert ("data: [DONE]" in text) == is_stream
+    answer, _ = await client.answered(PATH, "x", "y", **fields, stream=is_stream)
+    assert f'"object":"{kind}' in answer.text
+    assert ("data: [DONE]" in answer.text) == is_stream
 
 
-async def test_malformed_bodies_are_named(http: aiohttp.ClientSession) -> None:
-    for body, words in (
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
         ({"messages": []}, "messages is []"),
         ({"model": "fish"}, "none of a chat"),
         ([], "no object"),
-    ):
-        async with http.post(PATH, json=body) as response:
-            assert response.status == 400
-            assert words in (await response.json())["error"]["message"]
+    ],
+)
+async def test_malformed_bodies_are_named(client: Client, body: Any, words: str) -> None:
+    answer = await client.send("POST", PATH, json=body)
+    assert answer.status == 400
+    assert words in answer.error["message"]
 
 
 @pytest.mark.parametrize(

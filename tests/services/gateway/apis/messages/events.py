@@ -20,12 +20,7 @@ STOP_REASONS = {
     "tool_use",
     "model_context_window_exceeded",
 }
-USAGE = {
-    "input_tokens",
-    "cache_read_input_tokens",
-    "cache_creation_input_tokens",
-    "output_tokens",
-}
+USAGE = {"input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens"}
 PING = {"type": "ping"}
 
 

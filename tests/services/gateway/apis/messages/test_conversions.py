@@ -94,16 +94,13 @@ def test_a_mark_of_another_kind_is_refused(control: Any, param: str):
 )
 def test_the_line_that_differs_in_each_request_is_left_out(system: Any):
     assert chat_of(system=system) == [{"role": "system", "content": "You are a fish."}, HELLO]
+    assert chat_of(system=[text(BILLING)]) == [HELLO], "a system of this line alone is none"
 
 
 def test_such_a_line_stays_as_a_part_of_the_conversation():
     words = f"{BILLING}\nis what the log says"
     *_, last = chat_of(HELLO, assistant(use()), user(result(words), text(words)))
     assert last == {"role": "user", "content": words}
-
-
-def test_a_system_of_billing_alone_is_none():
-    assert chat_of(system=[text(BILLING)]) == [HELLO]
 
 
 def test_turns_of_one_role_are_one():
@@ -153,10 +150,7 @@ def test_a_later_system_message_is_said_where_it_stands():
     first = {"role": "system", "content": "Be brief."}
     assert chat_of(first, HELLO, later, system="Be kind.") == [
         {"role": "system", "content": "Be kind.\nBe brief."},
-        {
-            "role": "user",
-            "content": "Hi\n<system-reminder>\nIt is late.\n</system-reminder>",
-        },
+        {"role": "user", "content": "Hi\n<system-reminder>\nIt is late.\n</system-reminder>"},
     ]
 
 
@@ -209,23 +203,13 @@ def test_a_last_message_of_the_assistant_is_continued():
     ("fields", "kwargs", "budget"),
     [
         ({}, {"enable_thinking": False, "thinking": False}, None),
-        (
-            {"thinking": {"type": "disabled"}},
-            {"enable_thinking": False, "thinking": False},
-            None,
-        ),
-        (
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            {"enable_thinking": True, "thinking": True},
-            1024,
-        ),
-        (
-            {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
-            {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"},
-            None,
-        ),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False, "thinking": False}, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}},
+         {"enable_thinking": True, "thinking": True}, 1024),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+         {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}, None),
     ],
-)
+)  # fmt: skip
 def test_a_model_thinks_if_it_is_asked_to(fields: Any, kwargs: Any, budget: int | None):
     job = parsed(**fields).job
     assert json.loads(job.chat.template_kwargs) == kwargs

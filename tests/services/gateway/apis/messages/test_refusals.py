@@ -50,67 +50,46 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [user(text(1))]}, "messages.0.content.0.text is 1; expected str"),  # type: ignore[arg-type]
     ({"messages": [user(use())]}, 'messages.0.content.0.type is "tool_use"; expected text, tool_'),
     ({"messages": [HELLO, assistant(result())]}, 'messages.1.content.0.type is "tool_result"; '),
-    (
-        {"messages": [user(result())]},
-        'messages.0.content.0.tool_use_id is "t1"; no tool',
-    ),
-    (
-        {"messages": [HELLO, assistant(use()), user(text("a"), result())]},
-        "messages.2.content.1 is a tool_result behind text",
-    ),
-    (
-        {"messages": [HELLO, assistant(use()), user(result([text("a"), IMAGE]))]},
-        'messages.2.content.0.content.1.type is "image", which is not supported',
-    ),
+    ({"messages": [user(result())]}, 'messages.0.content.0.tool_use_id is "t1"; no tool'),
+    ({"messages": [HELLO, assistant(use()), user(text("a"), result())]},
+     "messages.2.content.1 is a tool_result behind text"),
+    ({"messages": [HELLO, assistant(use()), user(result([text("a"), IMAGE]))]},
+     'messages.2.content.0.content.1.type is "image", which is not supported'),
     ({"messages": [HELLO, assistant(use())]}, "messages.1.content is to be continued"),
     ({"messages": [HELLO, assistant(THOUGHT)]}, "messages.1.content is to be continued"),
-    (
-        {"messages": [HELLO, assistant(use() | {"input": "a"}), HELLO]},
-        'messages.1.content.0.input is "a"; expected object',
-    ),
+    ({"messages": [HELLO, assistant(use() | {"input": "a"}), HELLO]},
+     'messages.1.content.0.input is "a"; expected object'),
     ({"system": 1}, "system is 1; expected str or array"),
     ({"system": [IMAGE]}, 'system.0.type is "image", which is not supported; allowed: text'),
     ({"tools": {}}, "tools is {}; expected array"),
     ({"tools": [WEATHER, {"name": "a"}]}, "tools.1.input_schema is required"),
     ({"tools": [WEATHER | {"name": "a b"}]}, 'tools.0.name is "a b"; expected str matching'),
     ({"tools": [SERVER_TOOL]}, 'tools.0.type is "web_search_20250305", which is not supported'),
-    (
-        {"tools": [WEATHER | {"allowed_callers": ["code_execution_20250825"]}]},
-        "tools.0.allowed_callers is a list of 1, which is not supported",
-    ),
+    ({"tools": [WEATHER | {"allowed_callers": ["code_execution_20250825"]}]},
+     "tools.0.allowed_callers is a list of 1, which is not supported"),
     ({"tool_choice": {"type": "any"}}, 'tool_choice.type is "any"; it is allowed with tools only'),
-    (
-        {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}},
-        'tool_choice.name is "time"; no tool has this name',
-    ),
-    (
-        {"tools": [WEATHER], "tool_choice": {"type": "required"}},
-        'tool_choice.type is "required"; expected one of ',
-    ),
+    ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "time"}},
+     'tool_choice.name is "time"; no tool has this name'),
+    ({"tools": [WEATHER], "tool_choice": {"type": "required"}},
+     'tool_choice.type is "required"; expected one of '),
     ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is required"),
-    (
-        {"thinking": {"type": "enabled", "budget_tokens": 0}},
-        "thinking.budget_tokens is 0; expected int >= 1",
-    ),
+    ({"thinking": {"type": "enabled", "budget_tokens": 0}},
+     "thinking.budget_tokens is 0; expected int >= 1"),
     ({"thinking": {"type": "between_tools"}}, 'thinking.type is "between_tools"; expected one of'),
     ({"temperature": 1.5}, "temperature is 1.5; expected float <= 1"),
     ({"stop_sequences": [""]}, 'stop_sequences.0 is ""; expected str of length >= 1'),
     ({"output_config": {"effort": "huge"}}, 'output_config.effort is "huge"; '),
     ({"output_config": {"task_budget": {}}}, "output_config.task_budget is not a field"),
-    (
-        {"output_config": {"format": {"type": "json_schema", "schema": 1}}},
-        "output_config.format.schema is 1; expected object",
-    ),
+    ({"output_config": {"format": {"type": "json_schema", "schema": 1}}},
+     "output_config.format.schema is 1; expected object"),
     ({"container": "c1"}, 'container is "c1", which is not supported'),
     ({"mcp_servers": [{}]}, "mcp_servers is a list of 1, which is not supported"),
     ({"speed": "fast"}, 'speed is "fast", which is not supported'),
     ({"service_tier": "gold"}, 'service_tier is "gold"; '),
-    (
-        {"context_management": {"edits": [{"type": "compact_20260112"}]}},
-        'context_management.edits.0.type is "compact_20260112"; ',
-    ),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}},
+     'context_management.edits.0.type is "compact_20260112"; '),
     ({"model": "whale"}, 'model is "whale"; served here: fish'),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "words"), WRONG)

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import numpy as np
 import pytest
@@ -20,43 +19,42 @@ from services.gateway.apis.pooling.scoring import parse_score
 from services.gateway.service import GatewayService
 from shared.errors import InvalidRequest
 from shared.wire.envelope import read_options
-from shared.wire.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
+from shared.wire.messages import Delta, Deltas, Finished, ModelInfo, PoolingInfo, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays
+from tests.services.gateway.client import CHAT, HI, TEXT, Asked, Client, client_of, serving
 from tests.services.gateway.fakes import (
     LIMITS,
     MODEL,
     NUM_PROMPT_TOKENS,
-    FakeTokenizer,
     Submitted,
     fake_tokenizer,
-    running_gateway,
     until,
 )
 
-WIDE = 80  # spaces before each text of a body
+PATH = "/v1/embeddings"
 TABLE = Path(__file__).parents[5] / "docs" / "pooling.md"
 POOLING = PoolingInfo("embed", "mean", "normalize", 3, is_matryoshka=True)
 EMBEDDER = msgspec.structs.replace(MODEL, runner="pooling", pooling=POOLING)
 
 
 @asynccontextmanager
-async def mesh(directory: Path, **settings: Any) -> AsyncIterator[tuple[Any, ...]]:
+async def mesh(
+    directory: Path, model: ModelInfo = EMBEDDER, **settings: Any
+) -> AsyncIterator[Client]:
     async with (
-        fake_tokenizer(directory, model=EMBEDDER) as tokenizer,
-        running_gateway(directory, **settings) as gateway,
+        fake_tokenizer(directory, model=model) as tokenizer,
+        serving(directory, **settings) as gateway,
+        client_of(gateway, tokenizer) as client,
     ):
-        await until(lambda: gateway.status().state == State.READY)
-        base = f"http://127.0.0.1:{gateway.port}"
-        async with aiohttp.ClientSession(base) as http:
-            yield http, tokenizer, gateway
+        yield client
 
 
-async def embed(http: aiohttp.ClientSession, num: int, **body: Any) -> tuple[int, Any]:
+def embed(client: Client, num: int, key: str = "", **body: Any) -> Asked:
+    """Each text has 80 spaces before it in the body."""
     texts = [f"text {number}" for number in range(num)]
-    data = json.dumps({"input": texts} | body, indent=WIDE)
-    headers = {"Content-Type": "application/json"}
-    async with http.post("/v1/embeddings", data=data, headers=headers) as response:
-        return response.status, await response.json()
+    data = json.dumps({"input": texts} | body, indent=80)
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+    return asyncio.create_task(client.send("POST", PATH, data=data, headers=headers))
 
 
 def number_of(request: Submitted) -> int:
@@ -72,115 +70,106 @@ def pool(request: Submitted) -> None:
     request.peer.send(Deltas([row], [end]), *arrays)
 
 
-async def answer(tokenizer: FakeTokenizer, num: int) -> list[Submitted]:
+async def answer(client: Client, num: int) -> list[Submitted]:
     """Answers the next ``num`` prompts in order: later ones arrive when these have ended."""
     requests = []
     for _ in range(num):
-        requests.append(await tokenizer.accepted())
+        requests.append(await client.tokenizer.accepted())
         pool(requests[-1])
     return requests
 
 
 async def test_a_request_has_a_window_of_inputs_in_the_mesh(tmp_path: Path) -> None:
     num = MAX_OPEN_INPUTS + 40
-    async with mesh(tmp_path) as (http, tokenizer, _):
-        asked = asyncio.create_task(embed(http, num))
-        await until(lambda: tokenizer.submitted.qsize() == MAX_OPEN_INPUTS)
+    async with mesh(tmp_path) as client:
+        asked = embed(client, num)
+        submitted = client.tokenizer.submitted
+        await until(lambda: submitted.qsize() == MAX_OPEN_INPUTS)
         await asyncio.sleep(0.05)
-        assert tokenizer.submitted.qsize() == MAX_OPEN_INPUTS
-        requests = await answer(tokenizer, num)
+        assert submitted.qsize() == MAX_OPEN_INPUTS
+        requests = await answer(client, num)
         assert sorted(map(number_of, requests)) == list(range(num))
         wanted = requests[0].submit.params.pooling
         assert (wanted.pooling_type, wanted.activation, wanted.num_dims) == ("mean", "normalize", 0)
         assert requests[0].submit.params.max_tokens == 0
-        status, reply = await asked
-        assert status == 200
-        assert [each["embedding"] for each in reply["data"]] == [[i, 0.5, -1] for i in range(num)]
-        assert reply["usage"]["prompt_tokens"] == num * NUM_PROMPT_TOKENS
+        reply = await asked
+        assert reply.status == 200
+        vectors = [each["embedding"] for each in reply.json["data"]]
+        assert vectors == [[i, 0.5, -1] for i in range(num)]
+        assert reply.json["usage"]["prompt_tokens"] == num * NUM_PROMPT_TOKENS
 
 
 async def test_an_input_that_finds_no_room_waits_once_others_were_accepted(tmp_path: Path) -> None:
-    async with mesh(tmp_path) as (http, tokenizer, _):
-        asked = asyncio.create_task(embed(http, MAX_OPEN_INPUTS + 1, encoding_format="base64"))
-        await answer(tokenizer, MAX_OPEN_INPUTS)
-        last = await tokenizer.submitted.get()
+    async with mesh(tmp_path) as client:
+        asked = embed(client, MAX_OPEN_INPUTS + 1, encoding_format="base64")
+        await answer(client, MAX_OPEN_INPUTS)
+        last = await client.tokenizer.submitted.get()
         last.fail(429, "overloaded", "the queue is full", retry_after_s=0.01)
-        (again,) = await answer(tokenizer, 1)
+        (again,) = await answer(client, 1)
         assert (number_of(again), again.submit.attempt) == (MAX_OPEN_INPUTS, 2)
-        status, reply = await asked
-        assert status == 200
-        found = np.frombuffer(base64.b64decode(reply["data"][-1]["embedding"]), "<f4")
+        reply = await asked
+        assert reply.status == 200
+        found = np.frombuffer(base64.b64decode(reply.json["data"][-1]["embedding"]), "<f4")
         assert found.tolist() == [MAX_OPEN_INPUTS, 0.5, -1]
 
 
 async def test_without_room_for_its_first_inputs_a_request_is_refused(tmp_path: Path) -> None:
-    async with mesh(tmp_path) as (http, tokenizer, _):
-        asked = asyncio.create_task(embed(http, 3))
-        requests = [await tokenizer.submitted.get() for _ in range(3)]
-        requests[1].fail(429, "overloaded", "the queue is full", retry_after_s=3)
-        assert (await asked)[0] == 429
-        cancelled = await tokenizer.cancelled.get()
-        assert {each.request for each in cancelled.keys} == {
-            requests[0].key[0],
-            requests[2].key[0],
-        }
+    async with mesh(tmp_path) as client:
+        asked = embed(client, 3)
+        first, second, third = [await client.tokenizer.submitted.get() for _ in range(3)]
+        second.fail(429, "overloaded", "the queue is full", retry_after_s=3)
+        assert (await asked).status == 429
+        cancelled = await client.tokenizer.cancelled.get()
+        assert {each.request for each in cancelled.keys} == {first.key[0], third.key[0]}
 
 
-async def test_fields_without_effect_are_named_in_a_header(tmp_path: Path) -> None:
-    async with mesh(tmp_path) as (http, tokenizer, _):
-        for fields, expected in (
-            (
-                {"user": "ada", "colour": 1},
-                "user: it changes nothing here, colour: unknown, ignored",
-            ),
-            ({"user": None, "endianness": "little", "encoding_format": "float"}, None),
-        ):
-            response, _ = await asyncio.gather(
-                http.post("/v1/embeddings", json={"input": "a"} | fields), answer(tokenizer, 1)
-            )
-            async with response:
-                assert response.status == 200
-                assert response.headers.get("X-Shoal-Warnings") == expected
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"user": "ada", "colour": 1}, "user: it changes nothing here, colour: unknown, ignored"),
+        ({"user": None, "endianness": "little", "encoding_format": "float"}, None),
+    ],
+)
+async def test_fields_without_effect_are_named_in_a_header(
+    tmp_path: Path, fields: Any, expected: str | None
+) -> None:
+    async with mesh(tmp_path) as client:
+        reply = await client.served(answer(client, 1), PATH, input="a", **fields)
+        assert reply.headers.get("X-Shoal-Warnings") == expected
 
 
 async def test_an_error_in_one_input_names_it_and_ends_all(tmp_path: Path) -> None:
-    async with mesh(tmp_path) as (http, tokenizer, gateway):
-        asked = asyncio.create_task(embed(http, 3))
-        requests = [await tokenizer.accepted() for _ in range(3)]
-        pool(requests[0])
-        requests[1].fail(400, "context_length_exceeded", "it has 99 tokens", param="prompt")
-        status, reply = await asked
-        assert status == 400
-        assert reply["error"]["param"] == "input[1]"
-        assert reply["error"]["message"] == "input[1]: it has 99 tokens"
-        cancelled = await tokenizer.cancelled.get()
-        assert [each.request for each in cancelled.keys] == [requests[2].key[0]]
-        await until(lambda: is_idle(gateway))
+    async with mesh(tmp_path) as client:
+        asked = embed(client, 3)
+        first, second, third = [await client.tokenizer.accepted() for _ in range(3)]
+        pool(first)
+        second.fail(400, "context_length_exceeded", "it has 99 tokens", param="prompt")
+        reply = await asked
+        assert (reply.status, reply.error["param"]) == (400, "input[1]")
+        assert reply.error["message"] == "input[1]: it has 99 tokens"
+        cancelled = await client.tokenizer.cancelled.get()
+        assert [each.request for each in cancelled.keys] == [third.key[0]]
+        await until(lambda: is_idle(client.gateway))
 
 
 async def test_a_client_that_leaves_takes_its_inputs_with_it(tmp_path: Path) -> None:
-    async with mesh(tmp_path) as (http, tokenizer, gateway):
-        asked = asyncio.create_task(embed(http, MAX_OPEN_INPUTS + 5))
-        await tokenizer.accepted()
+    async with mesh(tmp_path) as client:
+        asked = embed(client, MAX_OPEN_INPUTS + 5)
+        await client.tokenizer.accepted()
         asked.cancel()
-        assert len((await tokenizer.cancelled.get()).keys) == MAX_OPEN_INPUTS
-        await until(lambda: is_idle(gateway))
+        assert len((await client.tokenizer.cancelled.get()).keys) == MAX_OPEN_INPUTS
+        await until(lambda: is_idle(client.gateway))
         await asyncio.sleep(0.05)
-        assert tokenizer.submitted.qsize() == MAX_OPEN_INPUTS - 1
+        assert client.tokenizer.submitted.qsize() == MAX_OPEN_INPUTS - 1
 
 
 async def test_vectors_count_towards_the_gateways_memory(tmp_path: Path) -> None:
     large = msgspec.structs.replace(POOLING, size=4096)
     model = msgspec.structs.replace(EMBEDDER, pooling=large)
-    async with (
-        fake_tokenizer(tmp_path, model=model),
-        running_gateway(tmp_path, max_buffered_bytes=1 << 20) as gateway,
-    ):
-        await until(lambda: gateway.status().state == State.READY)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
-            status, reply = await embed(http, 65)
-        assert (status, reply["error"]["param"]) == (400, "input")
-        assert "max-buffered-bytes = 1048576" in reply["error"]["message"]
+    async with mesh(tmp_path, model, max_buffered_bytes=1 << 20) as client:
+        reply = await embed(client, 65)
+    assert (reply.status, reply.error["param"]) == (400, "input")
+    assert "max-buffered-bytes = 1048576" in reply.error["message"]
 
 
 def is_idle(gateway: GatewayService) -> bool:
@@ -211,24 +200,21 @@ def test_every_field_is_in_the_table() -> None:
     assert written - fields - set(pooling_schema.NEUTRAL) <= {"user"}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("path", [CHAT, TEXT])
 async def test_a_model_that_pools_writes_no_texts(tmp_path: Path, path: str) -> None:
-    async with mesh(tmp_path) as (http, _, _):
-        body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
-        async with http.post(path, json=body) as response:
-            error = (await response.json())["error"]
-        assert (response.status, error["code"]) == (400, "model_does_not_generate")
-        assert "/v1/embeddings" in error["message"]
+    async with mesh(tmp_path) as client:
+        error = await client.refused(400, path, prompt="a", messages=HI)
+        assert error["code"] == "model_does_not_generate"
+        assert PATH in error["message"]
 
 
 async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> None:
     settings = {"api_key": ["secret"], "max_tokens_per_minute_per_key": 1}
-    async with mesh(tmp_path, **settings) as (http, tokenizer, _):
-        assert (await embed(http, 1))[0] == 401
-        http.headers["Authorization"] = "Bearer secret"
-        asked = asyncio.create_task(embed(http, 2))
-        requests = await answer(tokenizer, 2)
+    async with mesh(tmp_path, **settings) as client:
+        assert (await embed(client, 1)).status == 401
+        asked = embed(client, 2, key="secret")
+        requests = await answer(client, 2)
         assert read_options(requests[0].submit.options).owner
-        assert (await asked)[0] == 200
-        status, reply = await embed(http, 1)
-        assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert (await asked).status == 200
+        reply = await embed(client, 1, key="secret")
+        assert (reply.status, reply.error["code"]) == (429, "rate_limit_exceeded")

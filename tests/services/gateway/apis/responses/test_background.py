@@ -4,8 +4,7 @@ import asyncio
 import gc
 import json
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,23 @@ from openai import AsyncOpenAI
 from services.gateway.apis.responses import background
 from services.gateway.service import GatewayService
 from tests.services.gateway.fakes import FakeTokenizer, until
-from tests.services.gateway.openai_client import client_of, gateway_of
+from tests.services.gateway.openai_client import client_at, client_of, clients, gateway_of
 from tests.services.gateway.process import gateway_process
 
 ASKED: dict[str, Any] = {"model": "fish", "input": "Hi", "background": True}
 KEYS = ["key-of-ann", "key-of-bob"]
 
 
-@asynccontextmanager
-async def storing(tmp_path: Path, **settings: Any) -> AsyncIterator[GatewayService]:
-    store = {"response_store": tmp_path / "store.db", "batch_dir": None}
-    async with gateway_of(tmp_path, **(store | settings)) as gateway:
-        yield gateway
+def store_in(tmp_path: Path) -> dict[str, Any]:
+    return {"response_store": tmp_path / "store.db", "batch_dir": None}
+
+
+def storing(tmp_path: Path, **settings: Any) -> AbstractAsyncContextManager[GatewayService]:
+    return gateway_of(tmp_path, **store_in(tmp_path) | settings)
+
+
+def store_clients(tmp_path: Path, *keys: str, **settings: Any) -> AbstractAsyncContextManager[Any]:
+    return clients(tmp_path, *keys, **store_in(tmp_path) | settings)
 
 
 async def until_status(client: AsyncOpenAI, response_id: str, status: str) -> Any:
@@ -38,7 +42,7 @@ async def until_status(client: AsyncOpenAI, response_id: str, status: str) -> An
 
 
 async def test_one_is_queued_made_and_kept(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with storing(tmp_path) as gateway, client_of(gateway) as client:
+    async with store_clients(tmp_path) as client:
         created = await client.responses.create(**ASKED, metadata={"a": "b"})
         assert (created.status, created.background, created.output) == ("queued", True, [])
         with pytest.raises(openai.BadRequestError, match="has not ended"):
@@ -61,11 +65,8 @@ async def test_one_is_queued_made_and_kept(tmp_path: Path, tokenizer: FakeTokeni
 async def test_fields_without_effect_are_named_in_the_queued_response(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with storing(tmp_path) as gateway, client_of(gateway) as client:
-        for tier, expected in (
-            ("flex", "service_tier: it changes nothing here"),
-            ("auto", None),
-        ):
+    async with store_clients(tmp_path) as client:
+        for tier, expected in (("flex", "service_tier: it changes nothing here"), ("auto", None)):
             asked = ASKED | {"service_tier": tier}
             reply = await client.responses.with_raw_response.create(**asked)
             assert reply.headers.get("X-Shoal-Warnings") == expected
@@ -100,11 +101,7 @@ async def test_one_is_cancelled_through_any_gateway(
 async def test_one_belongs_to_its_key_and_counts_in_its_limits(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with (
-        storing(tmp_path, api_key=KEYS, max_open_requests_per_key=1) as gateway,
-        client_of(gateway, KEYS[0]) as ann,
-        client_of(gateway, KEYS[1]) as bob,
-    ):
+    async with store_clients(tmp_path, *KEYS, max_open_requests_per_key=1) as (ann, bob):
         created = await ann.responses.create(**ASKED)
         submitted = await tokenizer.accepted()
         with pytest.raises(openai.RateLimitError, match="max-open-requests-per-key"):
@@ -128,7 +125,7 @@ async def test_a_deleted_response_is_cancelled(tmp_path: Path, tokenizer: FakeTo
 
 
 async def test_one_that_fails_says_why(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with storing(tmp_path) as gateway, client_of(gateway) as client:
+    async with store_clients(tmp_path) as client:
         created = await client.responses.create(**ASKED)
         (await tokenizer.accepted()).fail(400, "grammar_too_complex", "it grew")
         found = await until_status(client, created.id, "failed")
@@ -138,11 +135,8 @@ async def test_one_that_fails_says_why(tmp_path: Path, tokenizer: FakeTokenizer)
 @pytest.mark.slow
 async def test_one_whose_gateway_is_killed_has_failed(tmp_path: Path, tokenizer: FakeTokenizer):
     flags = ["--response-store", str(tmp_path / "store.db"), "--instance", "g2"]
-    async with storing(tmp_path) as gateway, client_of(gateway) as client:
-        async with (
-            gateway_process(tmp_path, *flags) as killed,
-            AsyncOpenAI(base_url=f"{killed.url}/v1", api_key="none") as other,
-        ):
+    async with store_clients(tmp_path) as client:
+        async with gateway_process(tmp_path, *flags) as killed, client_at(killed.url) as other:
             created = await other.responses.create(**ASKED)
             await tokenizer.accepted()
             await until_status(client, created.id, "in_progress")
@@ -157,10 +151,7 @@ async def test_a_start_ends_the_responses_of_killed_gateways(
     """Anyone can then displace it from the store."""
     path = tmp_path / "store.db"
     flags = ["--response-store", str(path), "--instance", "g2"]
-    async with (
-        gateway_process(tmp_path, *flags) as killed,
-        AsyncOpenAI(base_url=f"{killed.url}/v1", api_key="none") as other,
-    ):
+    async with gateway_process(tmp_path, *flags) as killed, client_at(killed.url) as other:
         await other.responses.create(**ASKED)
         await tokenizer.accepted()
     async with storing(tmp_path):
@@ -191,15 +182,12 @@ async def test_a_draining_gateway_finishes_its_responses(tmp_path: Path, tokeniz
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [
-        ({"store": False}, "store is false"),
-        ({"stream": True}, "stream is true"),
-    ],
+    [({"store": False}, "store is false"), ({"stream": True}, "stream is true")],
 )
 async def test_features_missing_in_the_background_are_refused(
     tmp_path: Path, tokenizer: FakeTokenizer, fields: dict[str, Any], words: str
 ):
-    async with storing(tmp_path) as gateway, client_of(gateway) as client:
+    async with store_clients(tmp_path) as client:
         with pytest.raises(openai.BadRequestError, match=words):
             await client.responses.create(**ASKED | fields)
 
@@ -210,11 +198,7 @@ async def test_without_a_store_there_is_no_background(openai: AsyncOpenAI):
 
 
 async def test_a_key_leaves_places_to_the_others(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with (
-        storing(tmp_path, api_key=KEYS, max_background_responses=4) as gateway,
-        client_of(gateway, KEYS[0]) as ann,
-        client_of(gateway, KEYS[1]) as bob,
-    ):
+    async with store_clients(tmp_path, *KEYS, max_background_responses=4) as (ann, bob):
         for _ in range(4):
             await ann.responses.create(**ASKED)
         with pytest.raises(openai.RateLimitError, match="max-background-responses = 4"):
@@ -226,11 +210,7 @@ async def test_a_key_leaves_places_to_the_others(tmp_path: Path, tokenizer: Fake
 
 
 async def test_bodies_of_one_key_leave_room_to_the_others(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with (
-        storing(tmp_path, api_key=KEYS, max_body_bytes=2000) as gateway,
-        client_of(gateway, KEYS[0]) as ann,
-        client_of(gateway, KEYS[1]) as bob,
-    ):
+    async with store_clients(tmp_path, *KEYS, max_body_bytes=2000) as (ann, bob):
         large = ASKED | {"input": "x" * 1500}
         await ann.responses.create(**large)
         with pytest.raises(openai.RateLimitError, match="max-body-bytes = 2000"):
@@ -252,7 +232,7 @@ async def test_an_error_of_ours_fails_one_response_and_ends_nothing(
     async def broken(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    async with storing(tmp_path) as gateway, client_of(gateway) as client:
+    async with store_clients(tmp_path) as client:
         with monkeypatch.context() as patch:
             patch.setattr(background.Background, place, broken)
             created = await client.responses.create(**ASKED)
@@ -268,10 +248,7 @@ async def test_an_error_of_ours_fails_one_response_and_ends_nothing(
 
 
 async def test_there_are_no_more_than_the_limit(tmp_path: Path, tokenizer: FakeTokenizer):
-    async with (
-        storing(tmp_path, max_background_responses=1) as gateway,
-        client_of(gateway) as client,
-    ):
+    async with store_clients(tmp_path, max_background_responses=1) as client:
         first = await client.responses.create(**ASKED)
         with pytest.raises(openai.RateLimitError, match="max-background-responses = 1"):
             await client.responses.create(**ASKED)

@@ -1,50 +1,35 @@
 """Requests of other APIs end by the ids that their clients know."""
 
-import asyncio
-import json
 from pathlib import Path
 
-import aiohttp
-
-from tests.services.gateway.apis.messages.test_messages import post, read_message
+from tests.services.gateway.apis.aborts.test_aborts import abort
+from tests.services.gateway.apis.messages.test_messages import BODY as MESSAGE
+from tests.services.gateway.apis.messages.test_messages import PATH as MESSAGES
+from tests.services.gateway.apis.messages.test_messages import read_message
 from tests.services.gateway.apis.pooling.test_pooling import embed, mesh, pool
-from tests.services.gateway.apis.responses.event_order import check_events, parsed_events
-from tests.services.gateway.apis.responses.test_responses import ASKED, ROUTE
-from tests.services.gateway.fakes import FakeTokenizer, Submitted
+from tests.services.gateway.apis.responses.test_responses import created, response_in
+from tests.services.gateway.client import Client
 
 
 async def test_an_aborted_request_says_so(tmp_path: Path) -> None:
-    async with mesh(tmp_path) as (http, tokenizer, _):
-        asked = asyncio.create_task(embed(http, 2, request_id="mine"))
-        requests = [await tokenizer.accepted() for _ in range(2)]
+    async with mesh(tmp_path) as client:
+        asked = embed(client, 2, request_id="mine")
+        requests = [await client.tokenizer.accepted() for _ in range(2)]
         pool(requests[0])
-        async with http.post("/abort_requests", json={"request_ids": ["mine"]}) as response:
-            assert (await response.json())["aborted"] == ["mine"]
-        status, reply = await asked
-        assert (status, reply["error"]["code"]) == (400, "request_aborted")
+        assert (await abort(client, "mine"))["aborted"] == ["mine"]
+        reply = await asked
+        assert (reply.status, reply.json["error"]["code"]) == (400, "request_aborted")
 
 
-async def test_a_message_can_be_aborted_by_its_id(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-):
-    asking = asyncio.create_task(post(http, stream=True))
-    request: Submitted = await tokenizer.accepted()
-    public_id = request.submit.request.partition("~")[0]
-    async with http.post("/abort_requests", json={"request_ids": [f"msg_{public_id}"]}) as reply:
-        assert (await reply.json())["aborted"] == [f"msg_{public_id}"]
-    _, _, body = await asking
-    assert read_message(body)["stop_reason"] == "end_turn"
+async def test_a_message_can_be_aborted_by_its_id(client: Client):
+    asked, request = await client.accepted(MESSAGES, **MESSAGE, stream=True)
+    name = f"msg_{request.submit.request.partition('~')[0]}"
+    assert (await abort(client, name))["aborted"] == [name]
+    assert read_message((await asked).text)["stop_reason"] == "end_turn"
 
 
-async def test_a_response_can_be_aborted_by_its_id(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-) -> None:
-    posting = asyncio.create_task(http.post(ROUTE, json=ASKED | {"stream": True}))
-    await tokenizer.accepted()
-    response = await posting
-    lines = [(await response.content.readline()).decode() for _ in range(2)]
-    response_id = json.loads(lines[1].removeprefix("data: "))["response"]["id"]
-    async with http.post("/abort_requests", json={"request_ids": [response_id]}) as aborting:
-        assert (await aborting.json())["aborted"] == [response_id]
-    rest = (await response.read()).decode()
-    assert check_events(parsed_events("".join(lines) + rest))["status"] == "cancelled"
+async def test_a_response_can_be_aborted_by_its_id(client: Client) -> None:
+    response, _ = await client.streaming("/v1/responses", first="", input="Hi")
+    begun, running = await created(response)
+    assert (await abort(client, running["id"]))["aborted"] == [running["id"]]
+    assert response_in(begun + await response.text())["status"] == "cancelled"

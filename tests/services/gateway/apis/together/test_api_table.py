@@ -27,11 +27,7 @@ def test_every_field_of_a_message_has_a_row() -> None:
 
 
 def test_every_field_of_a_response_has_a_row() -> None:
-    fields = {
-        *ResponseRequest.__struct_fields__,
-        *responses.NEUTRAL,
-        *unsupported.WITHOUT_EFFECT,
-    }
+    fields = {*ResponseRequest.__struct_fields__, *responses.NEUTRAL, *unsupported.WITHOUT_EFFECT}
     kinds = {"function", "custom", "namespace"}
     assert fields_of("OpenAI's Responses") - kinds == fields
 

@@ -10,11 +10,7 @@ from pydantic import SecretStr
 
 from services.gateway.http.account import Account, KeyLimits
 from shared.wire.envelope import read_options
-from tests.services.gateway.apis.batches.test_batches import (
-    batch_file,
-    body,
-    start,
-)
+from tests.services.gateway.apis.batches.test_batches import batch_file, body, start
 from tests.services.gateway.apis.pooling.test_pooling import mesh
 from tests.services.gateway.asking import completion
 from tests.services.gateway.fakes import FakeTokenizer
@@ -54,13 +50,10 @@ async def test_each_way_of_asking_has_the_salt_of_its_key(
 
 
 async def test_a_request_for_vectors_has_the_salt_of_its_key(tmp_path: Path):
-    async with mesh(tmp_path, api_key=KEYS) as (http, tokenizer, _):
-        headers = {"Authorization": f"Bearer {KEYS[0]}"}
-        asked = http.post("/v1/embeddings", json={"input": "a"}, headers=headers)
-        asking = asyncio.create_task(asked.__aenter__())
-        submitted = await tokenizer.submitted.get()
+    async with mesh(tmp_path, api_key=KEYS) as client:
+        asked, submitted = await client.begun("/v1/embeddings", key=KEYS[0], input="a")
         submitted.fail(400, "some_code", "no vector")
-        (await asking).release()
+        await asked
         assert read_options(submitted.submit.options).salt == f"{IDS[0]} "
 
 

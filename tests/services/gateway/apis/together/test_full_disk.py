@@ -11,16 +11,16 @@ import pytest
 from services.gateway.apis.batches import runner
 from services.gateway.apis.responses import background
 from tests.services.gateway.apis.batches.test_batches import (
+    ASKED,
     answering,
     batch_file,
-    client_of,
     ended,
-    gateway_of,
     results,
     start,
 )
 from tests.services.gateway.apis.responses.test_background import until_status
 from tests.services.gateway.fakes import FakeTokenizer, until
+from tests.services.gateway.openai_client import client_of, clients, gateway_of
 
 DISK_BYTES = 1 << 20
 
@@ -61,11 +61,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 async def test_a_file_that_finds_no_room_is_named_and_harms_nobody(
     tmp_path: Path, tokenizer: FakeTokenizer, disk: SmallDisk
 ):
-    async with (
-        gateway_of(tmp_path, batch_dir=disk.path / "batches") as gateway,
-        client_of(gateway) as client,
-        answering(tokenizer),
-    ):
+    async with clients(tmp_path, batch_dir=disk.path / "batches") as client, answering(tokenizer):
         small = await client.files.create(file=("a.jsonl", batch_file(3)), purpose="batch")
         before = disk.paths()
         large = ("b.jsonl", b"x" * (2 * DISK_BYTES))
@@ -74,9 +70,7 @@ async def test_a_file_that_finds_no_room_is_named_and_harms_nobody(
         assert (refused.value.status_code, refused.value.code) == (507, "storage_error")
         assert disk.paths() == before, "its part is removed"
         assert [each.id async for each in client.files.list()] == [small.id]
-        batch = await client.batches.create(
-            input_file_id=small.id, endpoint="/v1/completions", completion_window="24h"
-        )
+        batch = await client.batches.create(**ASKED, input_file_id=small.id)
         assert (await ended(client, batch.id)).status == "completed"
 
 
@@ -90,8 +84,7 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
     monkeypatch.setattr(runner, "PAUSE_S", 0.2)
     folder = disk.path / "batches"
     async with (
-        gateway_of(tmp_path, batch_dir=folder) as gateway,
-        client_of(gateway) as client,
+        clients(tmp_path, batch_dir=folder) as client,
         answering(tokenizer, pause_s=0.002) as seen,
     ):
         created = await start(client, batch_file(300))
@@ -99,11 +92,7 @@ async def test_a_batch_waits_for_room_and_loses_no_line(
         disk.fill()
         await until(lambda: "has to wait: " in caplog.text)
         with pytest.raises(openai.InternalServerError, match="batch-dir") as refused:
-            await client.batches.create(
-                input_file_id=created.input_file_id,
-                endpoint="/v1/completions",
-                completion_window="24h",
-            )
+            await client.batches.create(**ASKED, input_file_id=created.input_file_id)
         assert refused.value.status_code == 507
         chat = await client.completions.create(model="fish", prompt="Hi", max_tokens=2)
         assert chat.choices[0].text == "a b"
@@ -119,8 +108,7 @@ async def test_a_response_that_cannot_be_kept_fails_and_no_other_does(
     tmp_path: Path, tokenizer: FakeTokenizer, disk: SmallDisk
 ):
     async with (
-        gateway_of(tmp_path, response_store=disk.path / "store.db") as gateway,
-        client_of(gateway) as client,
+        clients(tmp_path, response_store=disk.path / "store.db") as client,
         answering(tokenizer),
     ):
         before = await client.responses.create(model="fish", input="Hi")

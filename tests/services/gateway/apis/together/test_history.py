@@ -1,11 +1,8 @@
 """The length limit of a chat: by request and by setting, and the client's notice."""
 
-import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 
@@ -15,20 +12,15 @@ from services.gateway.apis.tokenization.requests import parse_tokenize
 from services.gateway.chat.requests.parse import Limits, parse_chat
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
-from shared.wire.messages import Accepted, Dropped, OutputStart, State
+from shared.wire.messages import Accepted, Dropped, OutputStart
 from tests.services.gateway.asking import MESSAGES, check_refusals
-from tests.services.gateway.fakes import (
-    MODEL,
-    PROMPT_IDS,
-    FakeTokenizer,
-    running_gateway,
-    until,
-)
+from tests.services.gateway.client import CHAT, Client, with_settings
+from tests.services.gateway.fakes import MODEL, PROMPT_IDS
 
 CONTEXT = MODEL.max_model_len
 DROPPED = Dropped(3, 70)
 BODIES: dict[str, Any] = {
-    "/v1/chat/completions": {"messages": MESSAGES},
+    CHAT: {"messages": MESSAGES},
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
 }
@@ -126,51 +118,30 @@ def test_tokenize_drops_turns_on_request():
         parse_tokenize(body({"prompt": "a", "history_limit": 20}), MODEL)
 
 
+@with_settings(history_limit=20)
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_client_learns_of_dropped_turns(
-    tmp_path: Path, tokenizer: FakeTokenizer, path: str, stream: bool
-):
-    async with running_gateway(tmp_path, history_limit=20) as gateway:
-        await until(lambda: gateway.status().state == State.READY)
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
-            for dropped in (DROPPED, Dropped()):
-                headers, usage = await _ask(http, tokenizer, path, stream, dropped)
-                expected = {"dropped_tokens": 70, "dropped_turns": 3} if dropped.num_turns else {}
-                assert headers.get("X-Shoal-Dropped-Turns") == ("3" if expected else None)
-                assert {name: usage[name] for name in usage if "dropped" in name} == expected
-
-
-async def _ask(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, path: str, stream: bool, dropped: Dropped
-) -> tuple[Any, dict[str, Any]]:
-    """The headers, and the details of the prompt's usage."""
+async def test_the_client_learns_of_dropped_turns(client: Client, path: str, stream: bool):
     fields = BODIES[path] | {"stream": stream}
-    if stream and path == "/v1/chat/completions":
+    if stream and path == CHAT:
         fields["stream_options"] = {"include_usage": True}
-    asking = asyncio.create_task(_post(http, path, fields))
-    request = await tokenizer.submitted.get()
-    assert request.submit.chat is not None
-    assert request.submit.chat.history_limit == 20
-    ids = np.array(PROMPT_IDS, np.int32)
-    request.peer.send(Accepted(*request.key, OutputStart.ANSWER, dropped), ids)
-    request.text("Hi")
-    request.finish()
-    headers, text = await asking
-    datas = [line.removeprefix("data: ") for line in text.splitlines() if "{" in line]
-    usages = [usage for each in datas if '"usage"' in each and (usage := _usage(json.loads(each)))]
-    usage = usages[-1]
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
-    return headers, details
+    for dropped in (DROPPED, Dropped()):
+        asked, request = await client.begun(path, **fields)
+        assert request.submit.chat.history_limit == 20
+        ids = np.array(PROMPT_IDS, np.int32)
+        request.peer.send(Accepted(*request.key, OutputStart.ANSWER, dropped), ids)
+        request.text("Hi")
+        answer = await client.finish(asked, request)
+        expected = {"dropped_tokens": 70, "dropped_turns": 3} if dropped.num_turns else {}
+        assert answer.headers.get("X-Shoal-Dropped-Turns") == ("3" if expected else None)
+        usage = last_usage(answer.text)
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+        assert {name: details[name] for name in details if "dropped" in name} == expected
 
 
-def _usage(event: dict[str, Any]) -> dict[str, Any] | None:
-    found: dict[str, Any] | None = event.get("usage") or event.get("response", {}).get("usage")
+def last_usage(text: str) -> dict[str, Any]:
+    datas = [line.removeprefix("data: ") for line in text.splitlines() if '"usage"' in line]
+    events = [json.loads(data) for data in datas]
+    usages = [each.get("usage") or each.get("response", {}).get("usage") for each in events]
+    found: dict[str, Any] = [usage for usage in usages if usage][-1]
     return found
-
-
-async def _post(http: aiohttp.ClientSession, path: str, fields: dict[str, Any]) -> tuple[Any, str]:
-    async with http.post(path, json=fields) as response:
-        text = await response.text()
-        assert response.status == 200, text
-        return response.headers, text

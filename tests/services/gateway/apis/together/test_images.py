@@ -1,14 +1,11 @@
 """Images in Anthropic's messages and OpenAI's responses: the chat, the files, and the client's
 names in errors."""
 
-import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 
@@ -17,14 +14,9 @@ from services.gateway.apis.responses.requests.input_items import kept_input
 from services.gateway.apis.responses.requests.parse import read_request, response_job
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
-from shared.wire.messages import State
-from tests.services.gateway.fakes import (
-    MODEL,
-    FakeTokenizer,
-    fake_tokenizer,
-    running_gateway,
-    until,
-)
+from shared.wire.messages import ModelInfo
+from tests.services.gateway.client import Client, with_settings
+from tests.services.gateway.fakes import MODEL
 from tests.services.gateway.media.asking import (
     FILE,
     SEER,
@@ -208,52 +200,38 @@ def test_a_bad_image_is_named_as_the_client_names_it(
 
 
 @pytest.fixture
-async def tokenizer(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
-    async with fake_tokenizer(tmp_path, model=SEER) as fake:
-        yield fake
+def model() -> ModelInfo:
+    return SEER
 
 
-async def test_a_stored_conversation_keeps_its_images(
-    tmp_path: Path, tokenizer: FakeTokenizer
-) -> None:
-    async with (
-        running_gateway(tmp_path, response_store=tmp_path / "store") as gateway,
-        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
-    ):
-        await until(lambda: gateway.status().state == State.READY)
+@with_settings(response_store=Path("store"))
+async def test_a_stored_conversation_keeps_its_images(client: Client) -> None:
+    async def ask(**body: Any) -> tuple[Any, list[bytes]]:
+        answer, request = await client.answered("/v1/responses", "a", **body)
+        return answer.json, [each.tobytes() for each in request.files]
 
-        async def ask(**body: Any) -> tuple[Any, list[bytes]]:
-            async def post() -> Any:
-                async with http.post("/v1/responses", json=body) as response:
-                    return await response.json()
-
-            asking = asyncio.create_task(post())
-            request = await tokenizer.answer("a")
-            return await asking, [each.tobytes() for each in request.files]
-
-        reply, files = await ask(input=[user(ITEM, WORDS)])
-        assert files == [FILE]
-        _, files = await ask(input="And now?", previous_response_id=reply["id"])
-        assert files == [FILE]
-        async with http.get(f"/v1/responses/{reply['id']}/input_items") as response:
-            [item] = (await response.json())["data"]
-            assert item["content"] == [ITEM, WORDS]
+    reply, files = await ask(input=[user(ITEM, WORDS)])
+    assert files == [FILE]
+    _, files = await ask(input="And now?", previous_response_id=reply["id"])
+    assert files == [FILE]
+    [item] = (await client.get(f"/v1/responses/{reply['id']}/input_items")).json["data"]
+    assert item["content"] == [ITEM, WORDS]
 
 
-async def test_all_counts_have_the_files(
-    tokenizer: FakeTokenizer, http: aiohttp.ClientSession
-) -> None:
-    for path, body in (
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
         ("/v1/messages/count_tokens", {"messages": [user(BLOCK)]}),
         ("/v1/responses/input_tokens", {"input": [user(ITEM)]}),
-    ):
-        async with http.post(path, json=body) as response:
-            assert response.status == 200, await response.text()
-    assert [len(files) for files in tokenizer.converted_files] == [1, 1]
-    assert {files[0].tobytes() for files in tokenizer.converted_files} == {FILE}
+    ],
+)
+async def test_all_counts_have_the_files(client: Client, path: str, body: Any) -> None:
+    answer = await client.post(path, **body)
+    assert answer.status == 200, answer.text
+    [[file]] = client.tokenizer.converted_files
+    assert file.tobytes() == FILE
 
 
-async def test_the_list_of_models_has_their_modalities(http: aiohttp.ClientSession) -> None:
-    async with http.get("/v1/models") as response:
-        models = (await response.json())["data"]
+async def test_the_list_of_models_has_their_modalities(client: Client) -> None:
+    models = (await client.get("/v1/models")).json["data"]
     assert [each["input_modalities"] for each in models] == [["text", "image"]] * 2

@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 import pytest
 
-from shared.wire.messages import PoolingInfo, State
-from tests.services.gateway.fakes import MODEL, fake_tokenizer, running_gateway, until
+from shared.wire.messages import PoolingInfo
+from tests.services.gateway.client import Client, client_of, serving
+from tests.services.gateway.fakes import MODEL, fake_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -28,21 +28,15 @@ async def test_invocations_reach_the_endpoint_of_their_fields(
     model = msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
     async with (
         fake_tokenizer(tmp_path, model=model) as tokenizer,
-        running_gateway(tmp_path) as gateway,
-        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+        serving(tmp_path) as gateway,
+        client_of(gateway, tokenizer) as client,
+        asyncio.timeout(5),
     ):
-        await until(lambda: gateway.status().state == State.READY)
-        posting = asyncio.create_task(http.post("/invocations", json=body).__aenter__())
-        async with asyncio.timeout(5):
-            request = await tokenizer.submitted.get()
+        asked, request = await client.begun("/invocations", **body)
         assert request.submit.params.pooling is not None
         request.fail(400, "seen", "seen")
-        assert (await (await posting).json())["error"]["code"] == "seen"
+        assert (await asked).error["code"] == "seen"
 
 
-async def test_invocations_of_a_model_that_generates_are_refused(
-    http: aiohttp.ClientSession,
-) -> None:
-    async with http.post("/invocations", json={"input": "a"}) as response:
-        assert response.status == 400
-        assert "runner" in (await response.json())["error"]["message"]
+async def test_invocations_of_a_model_that_generates_are_refused(client: Client) -> None:
+    assert "runner" in (await client.refused(400, "/invocations", input="a"))["message"]

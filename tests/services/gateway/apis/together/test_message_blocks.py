@@ -1,10 +1,7 @@
 """Anthropic's messages that think and call tools, whole and streamed."""
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from services.gateway.apis.messages.requests.signature import signed_text
@@ -12,30 +9,17 @@ from shared.wire.messages import OutputStart
 from tests.services.gateway.apis.messages.asking import WEATHER
 from tests.services.gateway.apis.messages.test_messages import ADAPTIVE, STREAMED, ask, check_count
 from tests.services.gateway.asking import CALLER
-from tests.services.gateway.fakes import NUM_PROMPT_TOKENS, FakeTokenizer
-from tests.services.gateway.marked import REPLY, marking_tokenizer
+from tests.services.gateway.client import Client, with_model
+from tests.services.gateway.fakes import NUM_PROMPT_TOKENS
+from tests.services.gateway.marked import REPLY
 
-
-@pytest.fixture
-async def tokenizer(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
-    async with marking_tokenizer(tmp_path) as fake:
-        yield fake
+pytestmark = with_model(CALLER)
 
 
 @STREAMED
-async def test_a_message_thinks_speaks_and_calls(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
-    message = await ask(
-        http,
-        tokenizer,
-        REPLY,
-        stream=stream,
-        thinking=ADAPTIVE,
-        tools=[WEATHER],
-        start=OutputStart.REASONING,
-        num_cached=3,
-    )
+async def test_a_message_thinks_speaks_and_calls(client: Client, stream: bool):
+    asked = {"thinking": ADAPTIVE, "tools": [WEATHER], "start": OutputStart.REASONING}
+    message = await ask(client, REPLY, stream=stream, num_cached=3, **asked)
     thinking, said, *calls = message["content"]
     signature = thinking["signature"]
     assert thinking == {"type": "thinking", "thinking": "Hm", "signature": signature}
@@ -58,11 +42,9 @@ async def test_a_message_thinks_speaks_and_calls(
 
 @STREAMED
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
-async def test_tokens_that_a_cache_mark_adds_are_counted(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool, ttl: str
-):
+async def test_tokens_that_a_cache_mark_adds_are_counted(client: Client, stream: bool, ttl: str):
     tools = [WEATHER | {"cache_control": {"type": "ephemeral", "ttl": ttl}}]
-    message = await ask(http, tokenizer, REPLY, stream=stream, tools=tools, num_cached=1)
+    message = await ask(client, REPLY, stream=stream, tools=tools, num_cached=1)
     num = NUM_PROMPT_TOKENS - 2
     usage = message["usage"]
     assert usage["input_tokens"] == usage["cache_read_input_tokens"] == 1
@@ -72,45 +54,30 @@ async def test_tokens_that_a_cache_mark_adds_are_counted(
 
 
 @STREAMED
-async def test_thinking_that_is_omitted_is_in_its_signature_alone(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
-    message = await ask(
-        http,
-        tokenizer,
-        ["Hm", ", well", "</think>", "So."],
-        stream=stream,
-        thinking=ADAPTIVE | {"display": "omitted"},
-        start=OutputStart.REASONING,
-    )
+async def test_thinking_that_is_omitted_is_in_its_signature_alone(client: Client, stream: bool):
+    asked = {"thinking": ADAPTIVE | {"display": "omitted"}, "start": OutputStart.REASONING}
+    message = await ask(client, ["Hm", ", well", "</think>", "So."], stream=stream, **asked)
     thinking, said = message["content"]
-    assert thinking["thinking"] == ""
-    assert said["text"] == "So."
+    assert (thinking["thinking"], said["text"]) == ("", "So.")
     assert signed_text(CALLER.fingerprint, "", thinking["signature"]) == "Hm, well"
 
 
 @STREAMED
-async def test_a_call_that_is_cut_has_no_input_and_the_reason_says_so(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
+async def test_a_call_that_is_cut_has_no_input_and_the_reason_says_so(client: Client, stream: bool):
     cut = ["<tool_call>", '\n{"name": "weather", "arguments": ', '{"city": "U']
     more: Any = {"tools": [WEATHER], "reason": "length", "max_tokens": 3}
-    message = await ask(http, tokenizer, cut, stream=stream, **more)
+    message = await ask(client, cut, stream=stream, **more)
     (call,) = message["content"]
     assert (call["name"], call["input"]) == ("weather", {})
     assert message["stop_reason"] == "max_tokens"
 
 
 @STREAMED
-async def test_a_call_of_a_named_tool_is_a_use_of_it(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
+async def test_a_call_of_a_named_tool_is_a_use_of_it(client: Client, stream: bool):
     named: Any = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}}
-    message = await ask(http, tokenizer, REPLY[3:8], stream=stream, **named)
+    message = await ask(client, REPLY[3:8], stream=stream, **named)
     assert message["stop_reason"] == "tool_use"
 
 
-async def test_tools_are_counted_with_the_prompt(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
-):
-    await check_count(http, tokenizer, tools=[WEATHER])
+async def test_tools_are_counted_with_the_prompt(client: Client):
+    await check_count(client, tools=[WEATHER])

@@ -137,11 +137,9 @@ BLOCK = b'{"type":"tool_use","id":"c","name":"f","input":{"HALF":"HALF"}}'
 @pytest.mark.parametrize(
     ("parse", "body"),
     [
-        (
-            parse_chat,
-            b'{%b,"tool_choice":"none","tools":[{"type":"function","function":%b}]}'
-            % (ASKED, FUNCTION),
-        ),
+        (parse_chat,
+         b'{%b,"tool_choice":"none","tools":[{"type":"function","function":%b}]}' % (ASKED,
+         FUNCTION)),
         (parse_chat, b'{"messages":[{"role":"assistant","tool_calls":[%b],"HALF":1}]}' % CALL),
         (parse_chat, b'{%b,"stop":"HALF","chat_template_kwargs":{"HALF":1}}' % ASKED),
         (parse_completion, b'{"prompt":["HALF","a"],"guided_json":{"const":"HALF"}}'),
@@ -149,14 +147,12 @@ BLOCK = b'{"type":"tool_use","id":"c","name":"f","input":{"HALF":"HALF"}}'
         (parse_tokenize, b'{"prompt":"HALF"}'),
         (parse_tokenize, b"{%b}" % ASKED),
         (parse_messages, b'{"max_tokens":1,"messages":[{"role":"user","content":"HALF"}]}'),
-        (
-            parse_messages,
-            b'{"max_tokens":1,"messages":[{"role":"user","content":"x"},'
-            b'{"role":"assistant","content":[%b]},{"role":"user","content":"x"}]}' % BLOCK,
-        ),
+        (parse_messages,
+         b'{"max_tokens":1,"messages":[{"role":"user","content":"x"},'
+         b'{"role":"assistant","content":[%b]},{"role":"user","content":"x"}]}' % BLOCK),
         (read_request, b'{"input":[{"role":"user","content":"HALF"}],"instructions":"HALF"}'),
     ],
-)
+)  # fmt: skip
 def test_half_a_character_is_a_replacement_character(parse: Any, body: bytes) -> None:
     """In any place: truncated texts leave these halves in histories."""
     arguments: dict[Any, tuple[Any, ...]] = {parse_tokenize: (MODEL,), read_request: ()}

@@ -17,11 +17,10 @@ from shared.wire.envelope import Promise, read_options
 from tests.services.gateway.apis.batches.test_batches import batch_file, body, start
 from tests.services.gateway.apis.messages import asking
 from tests.services.gateway.asking import chat, completion
+from tests.services.gateway.client import HI, TEXT, serving
+from tests.services.gateway.client import client_of as http_client_of
 from tests.services.gateway.fakes import LIMITS, MODEL, FakeTokenizer, running_gateway
-from tests.services.gateway.openai_client import client_of, gateway_of
-from tests.services.gateway.test_account import posting
-
-MESSAGES: Any = [{"role": "user", "content": "Hi"}]
+from tests.services.gateway.openai_client import client_of, clients, gateway_of
 
 
 def response(**fields: Any) -> Job:
@@ -121,7 +120,7 @@ async def ask(client: AsyncOpenAI, way: str, more: dict[str, Any]) -> None:
         case "completion":
             await client.completions.create(**body(), extra_body=more)
         case "chat":
-            await client.chat.completions.create(model="fish", messages=MESSAGES, extra_body=more)
+            await client.chat.completions.create(model="fish", messages=HI, extra_body=more)
         case "response":
             await client.responses.create(model="fish", input="Hi", extra_body=more)
         case "background":
@@ -129,7 +128,7 @@ async def ask(client: AsyncOpenAI, way: str, more: dict[str, Any]) -> None:
                 model="fish", input="Hi", background=True, extra_body=more
             )
         case "message":
-            fields = {"model": "fish", "messages": MESSAGES, "max_tokens": 2}
+            fields = {"model": "fish", "messages": HI, "max_tokens": 2}
             await client.post("/messages", body=fields | more, cast_to=object)
         case "batch":
             await start(client, batch_file(1, body=body() | more))
@@ -168,7 +167,7 @@ async def test_each_way_of_asking_has_the_promise_of_its_key(
 async def test_without_keys_the_promise_of_the_server_applies(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    async with gateway_of(tmp_path, **SERVER) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path, **SERVER) as client:
         asking = asyncio.create_task(ask(client, "chat", {"slo": {"ttft_ms": 900}}))
         submitted = await tokenizer.answer("x")
         await asking
@@ -181,16 +180,16 @@ async def test_a_key_may_not_ask_for_less_than_its_own_promise(
 ):
     path = tmp_path / "keys"
     path.write_text(FILE)
-    async with posting(tmp_path, **SERVER, api_key=["other"], api_key_file=path) as post:
-        async with await post("own", prompt="a", slo={"tpot_ms": 10}) as reply:
-            error = (await reply.json())["error"]
-        assert (reply.status, error["param"]) == (400, "slo.tpot_ms")
+    settings = SERVER | {"api_key_file": path, "api_key": ["other"]}
+    async with (
+        serving(tmp_path, **settings) as gateway,
+        http_client_of(gateway, tokenizer) as client,
+    ):
+        error = await client.refused(400, TEXT, key="own", prompt="a", slo={"tpot_ms": 10})
+        assert error["param"] == "slo.tpot_ms"
         assert error["message"] == "slo.tpot_ms is 10; the shortest time is 10.5 (tpot-ms)"
-        task = post("free", prompt="a", slo={"tpot_ms": 1})
-        request = await tokenizer.accepted()
+        _, request = await client.answered(TEXT, key="free", prompt="a", slo={"tpot_ms": 1})
         assert read_options(request.submit.options).promise == Promise(tpot_ms=1.0)
-        request.finish()
-        (await task).release()
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "fast", "", "1e3", "86400001", "inf", "0.0000001"])

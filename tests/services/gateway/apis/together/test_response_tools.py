@@ -46,11 +46,7 @@ def test_a_choice_of_tools_is_that_of_a_chat(subtests: pytest.Subtests) -> None:
         ),
         ({"type": "custom", "name": "run"}, ToolChoice("required", ["run"], is_parallel=False)),
         (
-            {
-                "type": "allowed_tools",
-                "mode": "auto",
-                "tools": [{"type": "custom", "name": "run"}],
-            },
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "run"}]},
             ToolChoice("auto", ["run"]),
         ),
     ]:

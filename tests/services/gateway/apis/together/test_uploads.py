@@ -1,7 +1,6 @@
 """Uploaded images: by their ids in requests of the API key that uploaded them."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,16 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.metrics import BUFFERED_BYTES
-from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer
+from tests.services.gateway.apis.batches.test_batches import ASKED
+from tests.services.gateway.client import with_model
+from tests.services.gateway.fakes import FakeTokenizer
 from tests.services.gateway.media.asking import FILE, SEER
-from tests.services.gateway.openai_client import client_of, gateway_of
+from tests.services.gateway.openai_client import clients
 
 KEYS = ["key-of-ann", "key-of-bob"]
 
 
-@pytest.fixture
-async def tokenizer(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
-    async with fake_tokenizer(tmp_path, model=SEER) as fake:
-        yield fake
+pytestmark = with_model(SEER)
 
 
 async def upload(client: AsyncOpenAI, data: bytes = FILE, purpose: str = "vision") -> str:
@@ -54,7 +52,7 @@ async def refusal(asked: Any) -> str:
 async def test_uploaded_images_are_used_by_their_ids(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path) as client:
         first, second = await upload(client), await upload(client, b"other")
         content = items(part(first), part(second), part(first))
         asked = client.responses.create(model="fish", input=content)
@@ -83,19 +81,13 @@ async def test_uploaded_images_are_used_by_their_ids(
 async def test_a_file_belongs_to_its_api_key_and_has_a_purpose(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    async with (
-        gateway_of(tmp_path, api_key=KEYS) as gateway,
-        client_of(gateway, KEYS[0]) as ann,
-        client_of(gateway, KEYS[1]) as bob,
-    ):
+    async with clients(tmp_path, *KEYS) as (ann, bob):
         image, lines = await upload(ann), await upload(ann, b"{}\n", "batch")
         for client, file_id in ((bob, image), (ann, lines), (ann, "file-1"), (ann, "../x")):
             text = await refusal(client.responses.create(model="fish", input=items(part(file_id))))
             assert text.endswith("no file of purpose vision has this id")
         with pytest.raises(openai.BadRequestError, match="purpose is not batch"):
-            await ann.batches.create(
-                input_file_id=image, endpoint="/v1/completions", completion_window="24h"
-            )
+            await ann.batches.create(**ASKED, input_file_id=image)
         with pytest.raises(openai.BadRequestError, match='purpose is "x"; expected one of batch'):
             await upload(ann, purpose="x")
         asked = ann.responses.create(model="fish", input=items(part(image)))
@@ -104,7 +96,7 @@ async def test_a_file_belongs_to_its_api_key_and_has_a_purpose(
 
 async def test_an_upload_has_the_limit_of_a_body(tmp_path: Path, tokenizer: FakeTokenizer) -> None:
     settings = {"max_body_bytes": 2000}
-    async with gateway_of(tmp_path, **settings) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path, **settings) as client:
         large, empty = await upload(client, bytes(3000)), await upload(client, b"")
         text = await refusal(client.responses.create(model="fish", input=items(part(large))))
         assert text.endswith(
@@ -117,6 +109,6 @@ async def test_an_upload_has_the_limit_of_a_body(tmp_path: Path, tokenizer: Fake
 async def test_without_a_folder_no_images_are_kept(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    async with gateway_of(tmp_path, batch_dir=None) as gateway, client_of(gateway) as client:
+    async with clients(tmp_path, batch_dir=None) as client:
         text = await refusal(client.responses.create(model="fish", input=items(part("file-1"))))
         assert text.endswith('file_id is "file-1"; no files are kept (batch-dir)')

@@ -8,54 +8,46 @@ import pytest
 from pydantic import SecretStr
 
 from services.gateway.http.account import Account, KeyLimits
-from tests.services.gateway.fakes import FakeTokenizer, until
-from tests.services.gateway.test_account import finish, posting
-from tests.services.gateway.test_errors import MESSAGES
+from tests.services.gateway.client import HI, TEXT, Client, with_settings
+from tests.services.gateway.fakes import until
 
 COUNTS: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [9]},
-    "/v1/messages/count_tokens": {"messages": MESSAGES, "model": "fish"},
+    "/v1/messages/count_tokens": {"messages": HI, "model": "fish"},
     "/v1/responses/input_tokens": {"input": "a"},
 }
+KEYS = ["ada", "bob"]
 
 
+@with_settings(api_key=KEYS, max_open_requests_per_key=1, batch_dir=Path("batches"), instance="g1")
 @pytest.mark.parametrize("path", COUNTS)
 async def test_requests_that_generate_nothing_have_the_same_limit_apart(
-    tmp_path: Path, tokenizer: FakeTokenizer, path: str
+    client: Client, path: str
 ) -> None:
-    tokenizer.converts = False  # so that the first stays open
-    settings: Any = {"max_open_requests_per_key": 1, "batch_dir": tmp_path / "batches"}
-    async with posting(tmp_path, instance="g1", **settings) as post:
-        first = post("ada", path, **COUNTS[path])
-        await until(lambda: tokenizer.converted)
-        for other in (*COUNTS, "/v1/files", "/v1/batches"):
-            async with await post("ada", other, **COUNTS.get(other, {})) as response:
-                assert response.status == 429, other
-                assert "max-open-requests-per-key" in await response.text()
-        await finish(post("ada"), await tokenizer.accepted())
-        async with await post("ada", "/abort_requests", request_ids=["a"]) as response:
-            assert response.status == 200
-        first.cancel()
-        await asyncio.wait([first])
+    client.tokenizer.converts = False  # so that the first stays open
+    first = asyncio.create_task(client.post(path, key="ada", **COUNTS[path]))
+    await until(lambda: client.tokenizer.converted)
+    for other in (*COUNTS, "/v1/files", "/v1/batches"):
+        answer = await client.post(other, key="ada", **COUNTS.get(other, {"prompt": "a"}))
+        assert answer.status == 429, other
+        assert "max-open-requests-per-key" in answer.text
+    await client.finish(*await client.accepted(TEXT, key="ada", prompt="a"))
+    assert (await client.post("/abort_requests", key="ada", request_ids=["a"])).status == 200
+    first.cancel()
+    await asyncio.wait([first])
 
 
+@with_settings(api_key=KEYS)
 @pytest.mark.parametrize("path", COUNTS)
-async def test_a_tokenizer_learns_the_owner_of_a_text(
-    tmp_path: Path, tokenizer: FakeTokenizer, path: str
-) -> None:
-    async with posting(tmp_path) as post, await post("ada", path, **COUNTS[path]) as response:
-        assert response.status == 200
-        (convert,) = tokenizer.converted
-        assert convert.owner == Account(SecretStr("ada"), KeyLimits(None, None)).key_id
+async def test_a_tokenizer_learns_the_owner_of_a_text(client: Client, path: str) -> None:
+    assert (await client.post(path, key="ada", **COUNTS[path])).status == 200
+    (convert,) = client.tokenizer.converted
+    assert convert.owner == Account(SecretStr("ada"), KeyLimits(None, None)).key_id
 
 
-async def test_tokens_that_are_used_up_are_no_limit_of_such_work(
-    tmp_path: Path, tokenizer: FakeTokenizer
-) -> None:
-    async with posting(tmp_path, max_tokens_per_minute_per_key=1) as post:
-        await finish(post("ada"), await tokenizer.accepted())
-        async with await post("ada") as response:
-            assert response.status == 429
-        async with await post("ada", "/tokenize") as response:
-            assert response.status == 200
+@with_settings(api_key=KEYS, max_tokens_per_minute_per_key=1)
+async def test_tokens_that_are_used_up_are_no_limit_of_such_work(client: Client) -> None:
+    await client.finish(*await client.accepted(TEXT, key="ada", prompt="a"))
+    assert (await client.post(TEXT, key="ada", prompt="a")).status == 429
+    assert (await client.post("/tokenize", key="ada", prompt="a")).status == 200
