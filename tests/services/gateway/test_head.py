@@ -14,9 +14,9 @@ from aiohttp import web
 
 from services.gateway import service
 from services.gateway.app import make_app
-from services.gateway.http.client import Client
+from services.gateway.http import client as http_client
 from services.gateway.service import GatewayService
-from tests.services.gateway.client import serving
+from tests.services.gateway.client import Client, serving
 from tests.services.gateway.fakes import MODEL, FakeTokenizer
 
 CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign"
@@ -24,7 +24,7 @@ PONG = b'{"status":"alive"}'
 
 
 async def by_client(request: web.Request) -> web.StreamResponse:
-    client = Client(request)
+    client = http_client.Client(request)
     await client.begin({"Content-Type": "text/plain"})
     await client.write(CONTENT)
     return await client.end()

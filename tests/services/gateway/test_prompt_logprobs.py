@@ -164,8 +164,9 @@ async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
 
 @pytest.mark.parametrize("is_stream", [False, True])
 async def test_scoring_has_the_prompt_and_no_token(client: Client, is_stream: bool) -> None:
-    body = {"max_tokens": 0, "echo": True, "logprobs": 2, "stream": is_stream}
-    answer, request = await scored(client, writes=False, **body)
+    answer, request = await scored(
+        client, writes=False, max_tokens=0, echo=True, logprobs=2, stream=is_stream
+    )
     assert request.submit.params.max_tokens == 0
     choices = [each["choices"][0] for each in (answer.events if is_stream else [answer.json])]
     assert is_stream or answer.json["usage"]["completion_tokens"] == 0

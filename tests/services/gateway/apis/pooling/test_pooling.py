@@ -209,8 +209,7 @@ async def test_a_model_that_pools_writes_no_texts(tmp_path: Path, path: str) -> 
 
 
 async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> None:
-    settings = {"api_key": ["secret"], "max_tokens_per_minute_per_key": 1}
-    async with mesh(tmp_path, **settings) as client:
+    async with mesh(tmp_path, api_key=["secret"], max_tokens_per_minute_per_key=1) as client:
         assert (await embed(client, 1)).status == 401
         asked = embed(client, 2, key="secret")
         requests = await answer(client, 2)
