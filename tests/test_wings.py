@@ -65,7 +65,7 @@ GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "host_times", "launches", "prompt_table", "results", "sections"),
     *("start", "step_launches", "summary", "timeline"),
 )
-CORE_LINES = 37_663  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 37_717  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):

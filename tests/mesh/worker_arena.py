@@ -11,7 +11,6 @@ from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.plan_check import PlanCheck
 from services.worker.service import EXTENSIONS, OBSERVERS
 from services.worker.step_thread import StepThread
-from services.worker.stores.part import Row
 from shared.errors import CodecError
 from shared.link.extension import is_taken
 from shared.settings.worker import WorkerConfig
@@ -33,6 +32,7 @@ from shared.wire.messages import (
     Load,
     LoadAdapter,
     Message,
+    PlanRow,
     Pooling,
     Prefill,
     ResultRow,
@@ -297,7 +297,7 @@ class StoreWorkerArena(WorkerArena):
         self.examples = [(plan, [ids]) for plan, ids in (*steps, (on_disk, NO_IDS))]
         num_all = FIRST_STATE + header.num_states
 
-        def lie(row: Row) -> tuple[int, Message, list[np.ndarray]]:
+        def lie(row: PlanRow) -> tuple[int, Message, list[np.ndarray]]:
             return 1, replace(save, rows=[row]), [NO_IDS]
 
         num_blocks, num_states = capacity.num_blocks, capacity.num_states
