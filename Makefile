@@ -66,10 +66,10 @@ images: $(SETUP) ## build those of the container stack, at low priority
 	nice $(BIN)/python -m benchmarks.harness.stack
 
 test-compose: $(SETUP) ## the container stack, on Docker
-	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m 'compose and not slow' --durations 20 $(ARGS)
+	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m 'compose and not slow' --durations 20 tests/compose $(ARGS)
 
 test-swarm: $(SETUP) ## the same on a swarm of two engines of this machine
-	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m 'compose and slow' --durations 20 $(ARGS)
+	timeout --signal=INT --kill-after=90 900 $(BIN)/pytest -m 'compose and slow' --durations 20 tests/compose $(ARGS)
 
 test-clients: $(CLIENTS) ## the libraries of people who write applications, in an environment of their own
 	$(dir $(CLIENTS))bin/pytest -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
