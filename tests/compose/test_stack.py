@@ -299,7 +299,11 @@ async def test_a_file_adds_stores_of_kv_blocks(stack: Stack):
     """A recreated worker loads the blocks of its predecessor."""
     files: dict[str, list[str]] = {"scheduler": ["compose/kv-store.yml"], "worker": []}
     asked: Any = {"model": "shoal-tiny", "prompt": [*range(300, 500)], "max_tokens": 2}
-    settings = {"SHOAL_KV_OFFLOADING_SIZE": "0.1", "KV_STORES_SIZE": "256m"}
+    settings = {
+        "SHOAL_KV_OFFLOADING_SIZE": "0.1",
+        "SHOAL_KV_DISK_SIZE": "0.1",
+        "KV_STORES_SIZE": "256m",
+    }
     async with (
         stack.extended(files, settings),
         AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as client,
@@ -312,7 +316,11 @@ async def test_a_file_adds_stores_of_kv_blocks(stack: Stack):
             if not is_recreated:
                 await saved(stack)
                 await stack.compose(*REPLACE_WORKER)
-    await stack.docker("volume", "rm", f"{stack.name}_kv")
+        (worker,) = await stack.containers("worker")
+        metrics = await stack.metrics(worker)
+        up = [value for name, value in metrics.items() if name.startswith("shoal_kv_store_up")]
+        assert up == [1, 1]  # in memory, and on the disk
+    await stack.docker("volume", "rm", f"{stack.name}_kv", f"{stack.name}_kv-disk")
 
 
 async def saved(stack: Stack) -> None:
