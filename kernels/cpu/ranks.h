@@ -40,8 +40,8 @@ struct Collectives {
   int first_rank = 0, num_here = 1;  // of this host
   int num_wires = 0;                 // 0, except on the first rank of one of several hosts
   uint32_t num = 0;
-  int failure = 0;  // errno of a broken wire; ends all exchanges
-  Wire wires[MAX_RANKS];
+  int failure = 0;             // errno of a broken wire; ends all exchanges
+  Wire wires[MAX_RANKS] = {};  // constant: initialization at run time would need the C++ library
 
   float* part(int of) const { return parts + ((size_t)(num & 1) * size + of) * ROOM; }
 
