@@ -104,17 +104,17 @@ class Client:
 
     async def served(self, script: Awaitable[Any], path: str, /, **body: Any) -> Answer:
         """A good answer; ``script`` is the tokenizer's part."""
-        answer, _ = await asyncio.gather(self.post(path, **body), script)
-        assert answer.status == 200, answer.text
+        answer, _ = await asyncio.gather(self._good(path, body), script)
         return answer
 
     async def answered(self, path: str, /, *texts: str, **body: Any) -> tuple[Answer, Submitted]:
         """A good answer of ``texts``."""
-        answer, request = await asyncio.gather(
-            self.post(path, **body), self.tokenizer.answer(*texts)
-        )
+        return await asyncio.gather(self._good(path, body), self.tokenizer.answer(*texts))
+
+    async def _good(self, path: str, body: dict[str, Any]) -> Answer:
+        answer = await self.post(path, **body)
         assert answer.status == 200, answer.text
-        return answer, request
+        return answer
 
     async def streaming(
         self, path: str = TEXT, /, first: str = "x", **body: Any

@@ -288,7 +288,7 @@ async def test_slow_hosts_of_one_key_hold_up_no_other(
 
 @pytest.mark.slow
 @OF_KEYS
-@allowing("images.example:PORT", "silent.example:PORT")
+@allowing("images.example:PORT", "silent.example:PORT", "127.0.0.1:PORT")
 async def test_lookups_without_an_answer_of_one_key_hold_up_no_other(
     client: Client, host: ImageHost, names: Names, monkeypatch: pytest.MonkeyPatch
 ) -> None:
