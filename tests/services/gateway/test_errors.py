@@ -161,7 +161,9 @@ class TestBodyLimit:
         assert (answer.status, answer.error["code"]) == (413, "body_too_large")
 
     @pytest.mark.parametrize(
-        ("packed", "status"), [(gzip.compress(b"x" * 100_000), 413), (b"abc", 400)], ids=str
+        ("packed", "status"),
+        [(gzip.compress(b"x" * 100_000), 413), (b"abc", 400)],
+        ids=("large", "broken"),
     )
     async def test_packed_bodies_have_the_limit_unpacked(
         self, client: Client, packed: bytes, status: int
