@@ -156,7 +156,7 @@ class SchedulerArena:
             (Arrived(fresh, True), []),
             (Settled(stored), []),
             (DISK, self.inventory),
-            (Fetched(2, stored[:1], 0.1), []),
+            (Fetched(2, stored[:1]), []),
             (Spilled(2, stored[:1], is_down=True), []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)

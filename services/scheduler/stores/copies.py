@@ -10,8 +10,8 @@ in the cache; with states it ends where the state is in one of both, and with wi
 have the last blocks. The sequence gets its slot and its blocks, rows of later plans load them, and
 it is computed once all are there. If one is lost, it is forgotten, and the sequence returns to the
 queue for a shorter hit. A place is pinned until it is read; a place on a disk is fetched before
-(``disk.py``). A state is loaded to the copy of its
-sequence; it stays there, and blocks of windows stay in theirs, as a keep point.
+(``disk.py``). A state is loaded to the copy of its sequence; it stays there, and blocks of windows
+stay in theirs, as a keep point.
 
 **Suspects.** A lost worker may have died of the bytes that it loaded. These are forgotten, and a
 sequence that has lost two workers loads nothing.

@@ -194,7 +194,7 @@ class Disk:
     # --- on the threads -------------------------------------------------------------------------
 
     def _fetch(self, step: int, rows: Sequence[Fetch]) -> tuple[Fetched, Contents]:
-        started_s, lost, contents = time.perf_counter(), [], []
+        lost, contents = [], []
         with timed("fetch"):
             for row in rows:
                 try:
@@ -203,7 +203,7 @@ class Disk:
                     LOST.labels(str(why)).inc()
                     lost.append(row.key)
         BYTES.labels("fetch").inc(sum(len(content) for _, content in contents))
-        return Fetched(step, lost, time.perf_counter() - started_s), contents
+        return Fetched(step, lost), contents
 
     def _read(self, row: Fetch) -> bytearray:
         is_own = row.store == self.header.id

@@ -123,10 +123,9 @@ class StorePart(PlanPart):
         content = self.disk.take(row.key) if self.disk is not None else None
         if content is None or len(content) != sum(map(len, pieces)):
             raise BlockLost("other")
-        start = 0
+        left = memoryview(content)  # slices of it are no copies
         for piece in pieces:
-            piece[:] = content[start : start + len(piece)]
-            start += len(piece)
+            piece[:], left = left[: len(piece)], left[len(piece) :]
 
     def _go_down(self, why: str) -> None:
         if not self._is_down:

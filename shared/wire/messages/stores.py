@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.wire.messages.ranges import Int32, Int64, Name, Row, Seconds
+from shared.wire.messages.ranges import Int32, Int64, Name, Row
 
 MAX_PLACES = 1 << 20  # of a store: a scheduler has state for each
 FIRST_STATE = MAX_PLACES  # the place of a store's first state, of any number of blocks
@@ -112,8 +112,7 @@ class Spilled(Row, tag=47, frozen=True):
 
 class Fetched(Row, tag=48, frozen=True):
     """Worker → scheduler: the worker holds the keys that the Fetch rows of plan ``step`` name, but
-    for the ``lost`` ones. The disk took ``busy_s``."""
+    for the ``lost`` ones."""
 
     step: Int64
     lost: list[BlockKey] = []
-    busy_s: Seconds = 0.0

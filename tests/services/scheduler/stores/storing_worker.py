@@ -200,7 +200,7 @@ class StoringWorker(SimulatedWorker):
             else:
                 lost.append(row.key)
                 self.num_lost += 1
-        return Fetched(step, lost, 1e-3)
+        return Fetched(step, lost)
 
     def _content(self, block: int, place: int) -> Content:
         """Of a block, or of a copy of a state."""

@@ -115,7 +115,6 @@ async def test_blocks_go_to_the_disk_and_come_back(worker: DiskWorker) -> None:
     await worker.answer(Copied)
     fetched = await worker.fetch()
     assert (fetched.step, fetched.lost) == (worker.step, [])
-    assert fetched.busy_s > 0
     worker.load(6, 7)
     assert (await worker.answer(Copied)).lost == []
     blocks, computing = [6, 7, 8, 9, 10], worker.computing
