@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from shared.wire.messages import ServiceName
 ASK_S = 1.0
 MAX_LINE_BYTES = 64 << 10
 MAX_LAST_LINES = 50
+STARVED = 3 / 4  # of the time without a processor
 OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
@@ -31,7 +33,8 @@ class Child:
     and exits when our end closes, which happens if we die.
 
     ``num_unanswered`` counts consecutive unanswered requests of one second each; during the start
-    only if the process listens. ``end_text`` describes its end.
+    only if the process listens, and none for which the machine had no processor time.
+    ``end_text`` describes its end.
     """
 
     def __init__(self, service: ServiceName, instance: str, directory: Path) -> None:
@@ -114,12 +117,14 @@ class Child:
             return
         self._read_ready()
         status = self.status
+        assert self._process is not None
+        share = _ProcessorShare(self._process.pid)
         try:
             async with self._session.get("http://admin/status") as response:
                 status = await response.json()
             self.num_unanswered = 0
         except TimeoutError:
-            self.num_unanswered += 1
+            self.num_unanswered += not share.is_starved()
             status = {**status, "state": "unresponsive", "reason": "it does not answer"}
         except aiohttp.ClientError as error:  # it does not listen yet, or no longer
             if not _is_own_limit(error):
@@ -168,6 +173,41 @@ class Child:
             text = line.decode(errors="replace").rstrip()
             self._last_lines.append(text)
             on_line(text)
+
+
+class _ProcessorShare:
+    """The use of processors by another process and by this one, from now on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._began_ns = pid, time.monotonic_ns()
+        (self._ran_ns, _), (_, self._waited_ns) = _ran_and_waited(pid), _ran_and_waited(os.getpid())
+
+    def is_starved(self) -> bool:
+        """True if one of them was ready most of the time and had no processor. Linux counts a wait
+        when it has ended: the other process may wait still."""
+        elapsed_ns = time.monotonic_ns() - self._began_ns
+        (ran_ns, _), (_, waited_ns) = _ran_and_waited(self._pid), _ran_and_waited(os.getpid())
+        if waited_ns - self._waited_ns > STARVED * elapsed_ns:
+            return True
+        most_ns = self._ran_ns + (1 - STARVED) * elapsed_ns
+        return 0 < ran_ns < most_ns and _is_ready(self._pid)
+
+
+def _ran_and_waited(pid: int) -> tuple[int, int]:
+    """Nanoseconds of the main thread on a processor, and ready without one; 0 if unknown."""
+    try:
+        ran, waited, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except OSError:
+        return 0, 0
+    return int(ran), int(waited)
+
+
+def _is_ready(pid: int) -> bool:
+    """True if the main thread runs or waits for a processor."""
+    try:
+        return ") R " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
 
 
 def _send(process: Process, number: signal.Signals) -> None:

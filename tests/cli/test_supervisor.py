@@ -4,6 +4,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -450,6 +451,38 @@ async def test_a_child_not_asked_for_lack_of_files_counts_as_alive(tmp_path: Pat
     assert child.num_unanswered == 1, "nobody listens"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+SPIN = "import time; end_s = time.monotonic() + 60\nwhile time.monotonic() < end_s: pass"
+
+
+async def test_a_child_without_processor_time_counts_as_alive(tmp_path: Path, monkeypatch):
+    """A process of the lowest priority shares a processor with one of the default priority."""
+    child = Child("scheduler", "0.1", tmp_path)
+    monkeypatch.setattr(Child, "_start", lambda self, *_: start_script(SPIN))
+    running = asyncio.create_task(child.run({}, lambda line: None))
+    await until(lambda: child._is_running)
+    assert child._process is not None
+    pid, core = child._process.pid, min(os.sched_getaffinity(0))
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(child._admin))
+        silent.listen()
+        busy = await start_script(SPIN)
+        try:
+            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+            for each in (pid, busy.pid):
+                os.sched_setaffinity(each, {core})
+            await child.ask_status()
+            assert child.num_unanswered == 0
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+            child.signal(signal.SIGSTOP)
+            await until(lambda: ") T " in Path(f"/proc/{pid}/stat").read_text())
+            await child.ask_status()
+            assert child.num_unanswered == 1, "it hangs"
+        finally:
+            busy.kill()
+            running.cancel()
+            await asyncio.gather(running, busy.wait(), return_exceptions=True)
 
 
 def test_a_directory_of_the_dead_is_swept_and_one_of_the_living_is_not(tmp_path: Path):
