@@ -178,12 +178,14 @@ class Supervisor:
             await asyncio.wait_for(self._stop.wait(), backoff_s)
 
     def _environment_of(self, child: Child, index: int) -> dict[str, str]:
-        """Workers get one GPU each; a configured folder may be shared with other meshes."""
+        """Workers get one GPU each; a configured folder, or file of responses, may be shared with
+        other meshes."""
         directory = self._directory.path
         own = self._workers[index] if child.service == "worker" else {}
         hidden = HIDDEN[child.service]
         return {
             "SHOAL_GPU_CLAIMS": str(directory / "gpus"),
+            "SHOAL_RESPONSE_STORE": str(directory / "responses.db"),
             **{name: text for name, text in self._environment.items() if name not in hidden},
             **own,
             "SHOAL_MESH_DIR": str(directory),

@@ -23,10 +23,10 @@ class ResponseSettings(Settings):
     response_store: Path | None = Field(
         None,
         description="SQLite file for the responses of /v1/responses, shared by the gateways of"
-        " one machine (default: none are stored)",
+        " one machine (default: none are stored; `shoal serve`: one that ends with it)",
     )
     response_store_bytes: int = Field(
-        256 << 20, gt=0, description="most bytes of stored responses and their input"
+        256 << 20, ge=0, description="most bytes of stored responses and their input; 0: no store"
     )
     response_store_age_s: float = Field(
         7 * 24 * 3600.0, gt=0, description="seconds until a stored response expires"

@@ -24,6 +24,7 @@ from shared.settings.gateway import GatewayConfig
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
 from shared.settings.speculative import SpeculativeConfig
+from shared.wire.messages import ServiceName
 
 
 class FakeChild:
@@ -307,18 +308,22 @@ def test_the_token_of_admin_ports_reaches_every_service(tmp_path: Path, monkeypa
     assert passed.admin_token.get_secret_value() == "one"
 
 
-def test_workers_share_the_gpus_of_one_serve_or_of_a_given_folder(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("service", "name", "own"),
+    [("worker", "gpu_claims", "gpus"), ("gateway", "response_store", "responses.db")],
+)
+def test_replicas_share_a_path_of_one_serve_or_a_given_one(
+    tmp_path: Path, service: ServiceName, name: str, own: str
 ):
     directory = RunDirectory(tmp_path)
     settings: Any
-    for settings, folder in (({}, directory.path / "gpus"), ({"gpu_claims": "/claims"}, "/claims")):
-        config = ServeConfig(mesh_dir=tmp_path, workers=2, **settings)
+    for settings, path in (({}, directory.path / own), ({name: "/given"}, "/given")):
+        config = ServeConfig(mesh_dir=tmp_path, workers=2, gateways=2, **settings)
         supervisor = Supervisor(config, directory, print)
         for index in range(2):
-            child = Child("worker", f"{index}.1", directory.path)
+            child = Child(service, f"{index}.1", directory.path)
             environment = supervisor._environment_of(child, index)
-            assert environment["SHOAL_GPU_CLAIMS"] == str(folder)
+            assert environment[f"SHOAL_{name.upper()}"] == str(path)
 
 
 async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):

@@ -57,9 +57,8 @@ def start(folder: Path, *flags: str) -> Server:
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """One serves a model that generates, the other one that pools."""
     writing, pooling = tmp_path_factory.mktemp("writing"), tmp_path_factory.mktemp("pooling")
-    store, batches = writing / "store.db", writing / "batches"
     both = (
-        start(writing, "--response-store", str(store), "--batch-dir", str(batches)),
+        start(writing, "--batch-dir", str(writing / "batches")),
         start(pooling, "--runner", "pooling"),
     )
     with ready(*both):

@@ -79,14 +79,15 @@ class ResponseStore:
     StoreFailed if the file cannot be read or written, for example on a full disk."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError. Without ``response-store`` no response can be stored."""
+        """Raises ConfigError. Without ``response-store``, or with no bytes for it, no response can
+        be stored."""
         self._limits = StoreLimits(
             config.response_store_bytes,
             MAX_RESPONSES,
             config.response_store_age_s,
         )
         self._max_conversation_bytes = config.max_body_bytes
-        path = config.response_store
+        path = config.response_store if config.response_store_bytes else None
         self._database = ResponseDatabase(path, self._limits) if path is not None else None
         self._lock = _lock(path) if path is not None else None
         self._thread = ThreadPoolExecutor(1, "store")

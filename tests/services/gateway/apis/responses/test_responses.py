@@ -134,6 +134,7 @@ async def test_nothing_is_kept_against_the_clients_will(client: Client) -> None:
     assert (await failure(client, "GET", f"/{reply['id']}"))[0] == 404
 
 
+@pytest.mark.parametrize("settings", [{}, {**STORE, "response_store_bytes": 0}], ids=["no", "0"])
 async def test_nothing_is_kept_without_a_store(client: Client) -> None:
     assert (await post(client, "Hello"))["store"] is False
     for fields in ({"store": True}, {"previous_response_id": "resp_x"}):
