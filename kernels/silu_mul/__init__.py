@@ -7,6 +7,7 @@ gates.
 
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -39,9 +40,16 @@ def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     if isinstance(act, Clamp):
         gate, up = gate.float().clamp(max=act.limit), up.float().clamp(-act.limit, act.limit)
-        return ((up + 1) * gate * (gate * act.alpha).sigmoid()).to(gate_up.dtype)
+        return ((up + 1) * gate * _sigmoid_by_rows(gate * act.alpha)).to(gate_up.dtype)
     opened = functional.silu(gate) if act == "silu" else functional.gelu(gate, approximate="tanh")
     return opened * up
+
+
+def _sigmoid_by_rows(x: Tensor) -> Tensor:
+    """Torch rounds the last numbers of a contiguous run otherwise than the others. Runs are rows
+    here, so a row has the same bits for every number of rows."""
+    out = x.new_empty(*x.shape[:-1], x.shape[-1] + 1)[..., :-1]
+    return torch.sigmoid(x, out=out)
 
 
 def constants_of(act: Act | Clamp) -> tuple[float, float, float | None]:
