@@ -76,8 +76,8 @@ def _values_of(setting: str) -> BeforeValidator:
 
 
 def _read_tokens(value: Any) -> Any:
-    """Reads 32k as 32,000 and 32K as 32,768, like vLLM; auto and -1 as None."""
-    if value in ("auto", "-1", -1):
+    """Reads 32k as 32,000 and 32K as 32,768, like vLLM; auto, -1 and llama.cpp's 0 as None."""
+    if value in ("auto", "-1", -1, "0", 0):
         return None
     match = NUM_TOKENS.fullmatch(value) if isinstance(value, str) else None
     return int(float(match[1]) * UNITS[match[2]]) if match else value

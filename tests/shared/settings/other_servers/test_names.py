@@ -32,6 +32,7 @@ def settings_of(*flags: str) -> dict[str, Any]:
         ("--context-length 32k", {"max_model_len": 32_000}),
         ("--max-num-batched-tokens 1K", {"max_num_batched_tokens": 1024}),
         ("--max-model-len auto", {"max_model_len": None}),
+        ("-c 0", {"max_model_len": None}),
         ("--disable-radix-cache", {"enable_prefix_caching": False}),
         ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
         ("--served-model-name a b --port 1", {"served_model_name": ["a", "b"], "port": 1}),
