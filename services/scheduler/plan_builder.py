@@ -54,6 +54,7 @@ class StreamShare:
     ``rate`` of a stream is relative to its rate without prompts."""
 
     last_ratio = 0.0  # of the last plan's time to its prediction; 0: it had none
+    spare = 1.0  # of the time, after that which the streams of the last room are promised
 
     def __init__(self, rate: float, capacity: Capacity) -> None: ...
 

@@ -248,7 +248,7 @@ class Planner:
         plan, share = builder.plan, worker.priority_share
         is_beside_first = bool(plan.prefill or plan.decode)
         if is_beside_first:
-            if not share.join(plan):
+            if not share.join(plan, worker.stream_share.spare):
                 for sequence in groups.later:
                     sequence.num_held_back += plan.num_steps
                 return

@@ -55,9 +55,9 @@ class PriorityShare:
         """True if first sequences ran so recently that another may arrive."""
         return False
 
-    def join(self, plan: StepPlan) -> bool:
+    def join(self, plan: StepPlan, spare: float) -> bool:
         """Returns True if later sequences join ``plan``, which has the rows of the first ones. They
-        never join a plan of several steps."""
+        never join a plan of several steps. ``spare``: the part of the time that these leave."""
         return plan.num_steps == 1
 
     def has_joined(self, plan: StepPlan) -> bool:

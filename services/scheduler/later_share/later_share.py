@@ -4,11 +4,12 @@ Later sequences join a plan only as often as their share of the time allows, or 
 sequence is left.
 
 **Account.** Each step in which later sequences have work adds its time, times the share, to their
-balance. A step they join subtracts its cost: its time beyond the typical time of the last
-``NUM_TIMES`` plans without them and with about equally many decoding sequences. If the step has
-prompts of first sequences, which differ in time, the cost is the later ones' part of its tokens.
-Rows without cost, as more rows on a GPU can be, therefore join nearly every step. To prevent
-starvation, later sequences always join after ``LONGEST_PERIOD`` − 1 steps without them.
+balance; the share is smaller if the promises of first ones leave less. A step they join subtracts
+its cost: its time beyond the typical time of the last ``NUM_TIMES`` plans without them and with
+about equally many decoding sequences. If the step has prompts of first sequences, which differ in
+time, the cost is the later ones' part of its tokens. Rows without cost, as more rows on a GPU can
+be, therefore join nearly every step. To prevent starvation, later sequences always join after
+``LONGEST_PERIOD`` − 1 steps without them.
 
 **Plans.** A plan that later sequences join has one step. Plans without them may have several steps,
 each cheaper than a plan of its own. The typical time is that of a step in these plans, so the
@@ -38,11 +39,13 @@ SMOOTHING = 1 / 4  # weight of a new cost in the expected one
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The number of rows of first sequences in a plan; rows of later ones follow them."""
+    """The number of rows of first sequences in a plan; rows of later ones follow them. ``share``:
+    of its time, for later ones."""
 
     num_prefill: int
     num_decode: int
     is_joined: bool
+    share: float
 
 
 class LaterShare(PriorityShare):
@@ -62,11 +65,12 @@ class LaterShare(PriorityShare):
     def expects_first(self) -> bool:
         return self._alone_s < LINGER_S
 
-    def join(self, plan: StepPlan) -> bool:
+    def join(self, plan: StepPlan, spare: float) -> bool:
         is_joined = plan.num_steps == 1 and self.may_join(len(plan.decode), bool(plan.prefill))
         self._num_without = 0 if is_joined else self._num_without + plan.num_steps
         self._num_joined = self._num_joined + 1 if is_joined else 0
-        self._turns[plan.step] = _Turn(len(plan.prefill), len(plan.decode), is_joined)
+        share = min(self._share, spare)
+        self._turns[plan.step] = _Turn(len(plan.prefill), len(plan.decode), is_joined, share)
         return is_joined
 
     def has_joined(self, plan: StepPlan) -> bool:
@@ -84,7 +88,7 @@ class LaterShare(PriorityShare):
             self._alone_s += result.step_s
             return
         self._alone_s = 0.0
-        income_s = self._share * result.step_s
+        income_s = turn.share * result.step_s
         cost_s = self._cost_s(turn, plan, num_later, result.step_s) if num_later else 0.0
         most_s = MAX_SAVED * max(income_s / result.num_steps, self._expected_cost_s)
         self._balance_s = min(self._balance_s + income_s - cost_s, max(income_s, most_s))

@@ -81,6 +81,7 @@ class PromisedShare(StreamShare):
         own_s = self.model.decode_s(len(streams))
         kinds = {(each.options.promise, each.options.priority > 0) for each in streams}
         limit_s = self._limit_s(kinds, own_s)
+        self.spare = 1 - own_s / limit_s if limit_s else 1.0
         is_shared = self._rate > 0 and self._has_several_keys()
         if limit_s == inf:
             self._balance_s = self._next_limit_s = inf

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,24 @@ def test_a_batch_next_to_prompts_of_a_batch_has_no_promise() -> None:
     bench.rows.clear()
     bench.run(20)
     assert sum(num_tokens == 511 for num_tokens, _, _ in bench.rows) > 15
+
+
+@pytest.mark.parametrize("shape", [{"num_prompt": 1500, "max_tokens": 1}, {"max_tokens": 400}])
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_batch_keeps_a_promise_that_leaves_less_than_its_share(
+    cost: str, shape: dict[str, Any]
+) -> None:
+    own_s = COSTS[cost](0, 1)
+    bench = Bench(COSTS[cost], max_num_steps=16)
+    bench.add("stream", promise=Promise(tpot_ms=1000 * own_s * 1.16))
+    bench.run(100)
+    for number in range(60):
+        bench.add(f"later {number}", priority=100, **shape)
+    bench.run(150)
+    bench.rows.clear()
+    bench.run(300)
+    assert per_token_s(bench) < LATE * own_s * 1.16
+    assert sum(num_tokens + num - 1 for num_tokens, num, _ in bench.rows) > 800, "of the batch"
 
 
 def test_held_back_prompts_and_their_reason_show() -> None:
