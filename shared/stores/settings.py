@@ -15,8 +15,7 @@ class StoreSettings(Settings):
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="on a CPU: GiB of a store for blocks of the KV cache that outlives the worker;"
-        " 0: none",
+        description="GiB of a store for blocks of the KV cache that outlives the worker; 0: none",
     )
     kv_offloading_dir: Path | None = Field(
         None,

@@ -3,6 +3,7 @@ their bytes."""
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from kernels.cpu.build import library_name
 from kernels.cpu.library import find_variant
 from kernels.delta import LayerStates
 from services.worker.backends.native import NativeLM
+from services.worker.machine.hardware import gpu_name
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -36,11 +38,13 @@ SETTINGS = (
 
 def why_not_copied(settings: WorkerConfig, model: DecoderLM) -> str:
     """The reason that blocks of ``model`` cannot leave this worker, or empty."""
-    if model.model.rotary.table.device.type == "cuda":
-        return "the worker is on a GPU"
     if settings.num_ranks > 1:
         return f"there is none with {settings.ranks_setting} {settings.num_ranks}"
     return "the model pools" if model.lm_head is None else ""
+
+
+def is_on_gpu(model: DecoderLM) -> bool:
+    return model.model.rotary.table.device.type == "cuda"
 
 
 def facts_of(
@@ -54,7 +58,7 @@ def facts_of(
         "dtype": str(dtype),
         **{name: str(getattr(settings, name)) for name in SETTINGS},
         "layers": [facts_of_layer(layer) for layer in kv_cache.layers],
-        "backend": backend_of(model),
+        "backend": backend_on_gpu() if kv_cache.device.type == "cuda" else backend_of(model),
     }
 
 
@@ -86,6 +90,11 @@ def backend_of(model: CausalLM) -> str:
     if isinstance(model, NativeLM) and variant is not None:
         return library_name(variant)
     return f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def backend_on_gpu() -> str:
+    """Its kernels differ by GPU."""
+    return f"torch {torch.__version__} triton {version('triton')} {gpu_name()}"
 
 
 def digest_of(

@@ -14,6 +14,7 @@ from services.worker.block_layout.layout import (
     digest_of,
     facts_of,
     facts_of_groups,
+    is_on_gpu,
     why_not_copied,
 )
 from services.worker.block_layout.memory import BlockMemory, StateMemory
@@ -44,7 +45,8 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 def make(
     settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
 ) -> "KVTransfer | None":
-    if why := why_not_copied(settings, model):
+    why = "the worker is on a GPU" if is_on_gpu(model) else why_not_copied(settings, model)
+    if why:
         log.info("kv-transfer: no KV block moves: %s", why)
         return None
     return KVTransfer(settings, folder, model, dtype)

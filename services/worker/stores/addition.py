@@ -1,16 +1,20 @@
-"""A store of KV blocks as an addition to a model on a CPU."""
+"""A store of KV blocks as an addition to a model."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from kernels.delta import LayerStates
+from kernels.pieces.layout import pieces_of
 from services.worker.block_layout.layout import (
     digest_of,
     facts_of,
     facts_of_groups,
+    is_on_gpu,
+    parts_of,
     why_not_copied,
 )
 from services.worker.block_layout.memory import BlockMemory, StateMemory
@@ -19,10 +23,14 @@ from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.additions import States
+from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
+from services.worker.startup.model_shape import shape_of
 from services.worker.stores import folder as folders
+from services.worker.stores.device_copies import NUM_BUFFERS, DeviceCopies, buffer_bytes
+from services.worker.stores.device_part import DevicePart
 from services.worker.stores.disk import Disk
-from services.worker.stores.opening import Sizes, open_store, roots_of
-from services.worker.stores.part import StorePart
+from services.worker.stores.opening import OpenStore, Sizes, open_store, roots_of
+from services.worker.stores.part import HostPart, StorePart
 from shared.settings.worker import WorkerConfig
 from shared.wire.kv_groups import copy_interval
 from shared.wire.messages import Capacity
@@ -61,12 +69,16 @@ class KVStore:
         self._settings, self._folder, self._dtype = settings, folder, dtype
         self._groups = facts_of_groups(model)
         self._roots = roots_of(settings)
+        self._gpu_bytes = _gpu_bytes(settings, model, dtype) if is_on_gpu(model) else 0
 
     def limit(self, capacity: Capacity) -> Capacity:
         return capacity
 
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
-        """None of a store on a disk. A store takes the memory of those that have no owner."""
+        """None of a store on a disk. A store takes the memory of those that have no owner. On a GPU
+        only copies take any."""
+        if self._gpu_bytes:
+            return {"copies for a KV store (kv-offloading-size)": self._gpu_bytes}
         return {
             f"KV store ({each.size_setting})": max(
                 0, each.num_bytes - folders.ownerless_bytes(each.path)
@@ -79,27 +91,59 @@ class KVStore:
         self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: States
     ) -> StorePart:
         """Raises ConfigError."""
-        blocks = BlockMemory(kv_cache.sections)
-        copies = StateMemory(*states, num_slots=len(is_open))
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
         layout = digest_of(facts, self._groups, states[0])
         between = copy_interval(kv_cache.block_size) // kv_cache.block_size
-        cache_bytes = blocks.total + copies.total
-        sizes = Sizes(blocks.num_bytes, copies.num_bytes, between, cache_bytes)
-        self._stores = [
-            open_store(root, layout, sizes, lambda: self._free_memory) for root in self._roots
-        ]
-        disk = Disk(self._stores[1]) if len(self._stores) > 1 else None
-        self.part = StorePart(self._stores[0], disk, blocks, copies)
+        if len(states[1]):
+            self.part = self._begin_on_host(layout, between, len(is_open), kv_cache, states)
+        else:
+            self.part = self._begin_on_device(layout, between, len(is_open), kv_cache, states[0])
         return self.part
 
     def close(self) -> None:
         """Gives the stores up to the next worker."""
-        if self.part.disk is not None:
-            self.part.disk.stop()
+        self.part.close()
         for each in self._stores:
             each.close()
+
+    def _begin_on_host(
+        self, layout: str, between: int, num_slots: int, kv_cache: KVCache, states: States
+    ) -> HostPart:
+        blocks, copies = BlockMemory(kv_cache.sections), StateMemory(*states, num_slots)
+        cache_bytes = blocks.total + copies.total
+        sizes = Sizes(blocks.num_bytes, copies.num_bytes, between, cache_bytes)
+        return HostPart(*self._open(layout, sizes), blocks, copies)
+
+    def _begin_on_device(
+        self,
+        layout: str,
+        between: int,
+        num_slots: int,
+        kv_cache: KVCache,
+        states: Sequence[LayerStates],
+    ) -> DevicePart:
+        blocks = pieces_of([each for each in kv_cache.sections if each.numel()])
+        parts = [each for layer in states for each in parts_of(layer) if each.numel()]
+        copied = pieces_of(parts) if parts else None
+        state_bytes = copied.row_bytes if copied is not None else 0
+        copies = DeviceCopies(kv_cache.device, max(blocks.row_bytes, state_bytes))
+        sizes = Sizes(blocks.row_bytes, state_bytes, between, cache_bytes=0)
+        return DevicePart(*self._open(layout, sizes), copies, blocks, copied, num_slots)
+
+    def _open(self, layout: str, sizes: Sizes) -> tuple[OpenStore, Disk | None]:
+        self._stores = [
+            open_store(root, layout, sizes, lambda: self._free_memory) for root in self._roots
+        ]
+        return self._stores[0], Disk(self._stores[1]) if len(self._stores) > 1 else None
 
     @property
     def _free_memory(self) -> int:
         return read_memory(torch.device("cpu"), self._settings.numa_node).free
+
+
+def _gpu_bytes(settings: WorkerConfig, model: DecoderLM, dtype: torch.dtype) -> int:
+    """The memory for copies."""
+    codes = CACHE_CODES[choose_cache_dtype(settings.kv_cache_dtype, model.config)]
+    shape = shape_of(model, dtype, drafts=model.mtp_head is not None, codes=codes)
+    state_bytes = sum(each.num_bytes for each in shape.state_specs)
+    return NUM_BUFFERS * buffer_bytes(max(settings.block_size * shape.token_bytes, state_bytes))

@@ -18,20 +18,100 @@ Rows = Sequence[Row]
 
 
 class StorePart(PlanPart):
-    """Copies blocks and states as plans say, on the thread of the steps. ``on_copied`` gets the
-    outcome of each plan with such rows, ``on_spilled`` the step and the places to write to the
-    ``disk``. Faults of the store end no step."""
+    """Copies blocks and states as plans say. ``on_copied`` gets the outcome of each plan with such
+    rows, ``on_spilled`` the step and the places to write to the ``disk``. Faults of the store end
+    no step."""
 
-    def __init__(
-        self, store: OpenStore, disk: Disk | None, blocks: BlockMemory, states: StateMemory
-    ) -> None:
+    def __init__(self, store: OpenStore, disk: Disk | None) -> None:
         self.own, self.location, self.disk = store.own, store.location, disk
-        self._others, self._blocks, self._states = store.others, blocks, states
+        self._others = store.others
         self.on_copied: Callable[[Copied], None] = lambda copied: None
         self.on_spilled: Callable[[int, list[Spilling]], None] = lambda step, copies: None
         self._up = UP.labels(self.own.header.id)
         self._up.set(1)
         self._is_down = False
+
+    def close(self) -> None:
+        """Waits for copies under way."""
+        if self.disk is not None:
+            self.disk.stop()
+
+    def _forget(self, row: Forget) -> None:
+        found = self.own.find(row.place)
+        try:
+            found.places.forget(found.number)
+        except OSError as error:
+            self._go_down(str(error.strerror))
+
+    def _save(self, row: Save, pieces: Pieces) -> bool:
+        if self._is_down:
+            return False
+        found = self.own.find(row.place)
+        try:
+            found.places.save(found.number, row.key, pieces)
+        except OSError as error:
+            self._go_down(str(error.strerror))
+            return False
+        BYTES.labels("save").inc(found.places.part.place_bytes)
+        return True
+
+    def _spill(self, row: Spill) -> Spilling:
+        """Copies a place that a later row may overwrite."""
+        found = self.own.find(row.place)
+        content = bytearray(found.places.part.place_bytes)
+        try:
+            crc = found.places.read(found.number, row.key, [memoryview(content)])
+        except BlockLost as lost:
+            LOST.labels(str(lost)).inc()
+            return Spilling(row.key, row.place_on_disk, None, 0)
+        return Spilling(row.key, row.place_on_disk, content, crc)
+
+    def _read(self, row: Load, pieces: Pieces) -> None:
+        """Raises BlockLost."""
+        if row.is_fetched:
+            self._take(row, pieces)
+        else:
+            self._read_place(row, pieces)
+        BYTES.labels("load").inc(sum(map(len, pieces)))
+
+    def _read_place(self, row: Load, pieces: Pieces) -> None:
+        own = self.own.header.id == row.store
+        store = self.own if own else self._others.find(row.store)
+        if store is None:
+            raise BlockLost("unreadable")
+        found = store.find(row.place)
+        if found.is_state != (row.slot is not None):
+            raise BlockLost("other")
+        found.places.load(found.number, row.key, pieces)
+
+    def _take(self, row: Load, pieces: Pieces) -> None:
+        content = self.disk.take(row.key) if self.disk is not None else None
+        if content is None or len(content) != sum(map(len, pieces)):
+            raise BlockLost("other")
+        left = memoryview(content)  # slices of it are no copies
+        for piece in pieces:
+            piece[:], left = left[: len(piece)], left[len(piece) :]
+
+    def _go_down(self, why: str) -> None:
+        if not self._is_down:
+            log.warning("KV store: takes no more blocks: %s; sequences go on", why)
+            self._is_down = True
+            self._up.set(0)
+
+
+def warn_of_lost(lost: Sequence[bytes]) -> None:
+    if lost:
+        log.warning("KV store: %d blocks or states are lost, and computed again", len(lost))
+
+
+class HostPart(StorePart):
+    """Copies on the thread of the steps, between two steps."""
+
+    def __init__(
+        self, store: OpenStore, disk: Disk | None, blocks: BlockMemory, states: StateMemory
+    ) -> None:
+        super().__init__(store, disk)
+        self._blocks, self._states = blocks, states
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         if rows := rows_of(plan):
@@ -49,55 +129,26 @@ class StorePart(PlanPart):
                     self._forget(row)
                 case Save():
                     with timed("save"):
-                        if not self._save(row):
+                        if not self._save(row, self._pieces_of(row)):
                             unsaved.append(row.key)
                             UNSAVED.inc()
                 case Load():
                     with timed("load"):
                         if not self._load(row):
                             lost.append(row.key)
-        if lost:
-            log.warning("KV store: %d blocks or states are lost, and computed again", len(lost))
+        warn_of_lost(lost)
         return Copied(step, lost=lost, unsaved=unsaved, is_down=self._is_down)
 
-    def _forget(self, row: Forget) -> None:
-        found = self.own.find(row.place)
-        try:
-            found.places.forget(found.number)
-        except OSError as error:
-            self._go_down(str(error.strerror))
-
-    def _save(self, row: Save) -> bool:
-        if self._is_down:
-            return False
-        found = self.own.find(row.place)
-        memory = self._states if found.is_state else self._blocks
-        try:
-            found.places.save(found.number, row.key, memory.pieces(row.block))
-        except OSError as error:
-            self._go_down(str(error.strerror))
-            return False
-        BYTES.labels("save").inc(memory.num_bytes)
-        return True
-
-    def _spill(self, row: Spill) -> Spilling:
-        """Copies a place that a later row may overwrite."""
-        found = self.own.find(row.place)
-        content = bytearray(found.places.part.place_bytes)
-        try:
-            crc = found.places.read(found.number, row.key, [memoryview(content)])
-        except BlockLost as lost:
-            LOST.labels(str(lost)).inc()
-            return Spilling(row.key, row.place_on_disk, None, 0)
-        return Spilling(row.key, row.place_on_disk, content, crc)
+    def _pieces_of(self, row: Save) -> Pieces:
+        is_state = self.own.find(row.place).is_state
+        return (self._states if is_state else self._blocks).pieces(row.block)
 
     def _load(self, row: Load) -> bool:
         """A block or a state that is lost is cleared, since it may have any bytes."""
         memory = self._blocks if row.slot is None else self._states
         is_lost = False
         try:
-            self._read(row, memory)
-            BYTES.labels("load").inc(memory.num_bytes)
+            self._read(row, memory.pieces(row.block))
         except BlockLost as lost:
             LOST.labels(str(lost)).inc()
             memory.clear(row.block)
@@ -105,33 +156,6 @@ class StorePart(PlanPart):
         if row.slot is not None:
             self._states.begin(row.slot, row.block, is_lost=is_lost)
         return not is_lost
-
-    def _read(self, row: Load, memory: BlockMemory) -> None:
-        if row.is_fetched:
-            self._take(row, memory.pieces(row.block))
-            return
-        own = self.own.header.id == row.store
-        store = self.own if own else self._others.find(row.store)
-        if store is None:
-            raise BlockLost("unreadable")
-        found = store.find(row.place)
-        if found.is_state != (row.slot is not None):
-            raise BlockLost("other")
-        found.places.load(found.number, row.key, memory.pieces(row.block))
-
-    def _take(self, row: Load, pieces: Pieces) -> None:
-        content = self.disk.take(row.key) if self.disk is not None else None
-        if content is None or len(content) != sum(map(len, pieces)):
-            raise BlockLost("other")
-        left = memoryview(content)  # slices of it are no copies
-        for piece in pieces:
-            piece[:], left = left[: len(piece)], left[len(piece) :]
-
-    def _go_down(self, why: str) -> None:
-        if not self._is_down:
-            log.warning("KV store: takes no more blocks: %s; sequences go on", why)
-            self._is_down = True
-            self._up.set(0)
 
 
 def is_answered(rows: Rows) -> bool:

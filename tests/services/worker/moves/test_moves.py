@@ -1,9 +1,11 @@
 """Sequences go on at another worker from the bits of their blocks."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import (
     DeepseekV3ForCausalLM,
     DeepseekV32ForCausalLM,
@@ -13,7 +15,9 @@ from transformers import (
 
 from benchmarks.harness.engines import ENGINES
 from cli.keys import write_keys
+from services.worker.moves import addition
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Discard, Meet, Push, Take
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.moves.worker import Output, key_of, random_ids, working
@@ -121,3 +125,13 @@ async def test_rows_of_a_plan_are_done_in_order(checkpoint: Path, tmp_path: Path
         await b.arrived(1)
         await b.run(Take(key_of(2), 8), Discard(key_of(9)))
         assert (b.bytes_of(7), b.bytes_of(8)) == (first, second)
+
+
+def test_blocks_of_a_worker_on_a_gpu_do_not_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(addition, "is_on_gpu", lambda model: True)
+    model: Any = None
+    assert addition.make(WorkerConfig(), tmp_path, model, torch.float32) is None
+    assert "kv-transfer: no KV block moves: the worker is on a GPU" in caplog.text

@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
 BACKENDS: list[Any] = [
     ("qwen3", "native", {}),
     ("qwen3", "torch", {}),
+    ("qwen3", "device", {}),
     ("experts", "native", {"kv_cache_dtype": "int8"}),
     ("latent", "native", {}),
     *(
@@ -37,12 +38,14 @@ BACKENDS: list[Any] = [
             ("native", {"kv_cache_dtype": "fp8"}),
             ("torch", {"kv_cache_dtype": "int8"}),
             ("native", {"dtype": "bfloat16"}),
+            ("device", {"kv_cache_dtype": "int8", "dtype": "bfloat16"}),
         )
     ),
     *(
         pytest.param(*case, marks=pytest.mark.slow)
         for case in (
             ("latent", "torch", {}),
+            ("latent", "device", {}),
             ("latent", "native", {"dtype": "bfloat16"}),
             ("indexed", "native", {}),
             ("indexed", "torch", {}),
@@ -65,7 +68,9 @@ def test_a_successor_goes_on_with_the_bits_of_its_predecessor(
     assert_goes_on(tmp_path / "model", tmp_path / "kv", kernels, 150, settings)
 
 
-@pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kernels", ["native", "device", pytest.param("torch", marks=pytest.mark.slow)]
+)
 def test_drafts_go_on_too(kernels: str, tmp_path: Path) -> None:
     mtp = {"speculative_config": {"method": "mtp", "adaptive": False}}
     assert_goes_on(EMBEDDED_MODEL, tmp_path, kernels, 8000, mtp, depth=2)
@@ -111,10 +116,11 @@ def test_another_worker_of_the_folder_reads_the_store_too(checkpoint: Path, tmp_
     two.close()
 
 
-def test_rows_of_a_plan_are_done_in_order(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", ["native", "device"])
+def test_rows_of_a_plan_are_done_in_order(kernels: str, checkpoint: Path, tmp_path: Path) -> None:
     """A block is saved and gets another one's bytes; so does a place."""
-    worker = StoreWorker(checkpoint, tmp_path)
-    worker.generate(random_ids(37, 150), [0, 1, 2, 3, 4])
+    worker = StoreWorker(checkpoint, tmp_path, kernels, block_size=16)
+    worker.generate(random_ids(37, 150), [0, 1, 2, 3, 4, 5, 6, 7])
     worker.save([0, 1])
     first, second = worker.bytes_of(0), worker.bytes_of(1)
     rows: list[Forget | Save | Load] = [

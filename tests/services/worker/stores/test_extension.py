@@ -95,7 +95,7 @@ async def test_an_inventory_follows_each_attach(both: tuple[Worker, StoreWorker]
     ((message, (keys, places)),) = worker.home.take(Inventory)
     header = computing.part.own.header
     assert (message.store, message.num_places) == (computing.store, header.num_places)
-    assert message.place_bytes == computing.memory.num_bytes
+    assert message.place_bytes == computing.block_bytes
     assert message.location == computing.part.location
     assert keys.tobytes() == key_of(0) + key_of(1)
     assert (places.dtype, places.tolist()) == (np.int32, [3, 1])

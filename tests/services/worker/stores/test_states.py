@@ -20,6 +20,7 @@ NUM_COPIED = 64
 BACKENDS: list[Any] = [
     ("qwen3.5", "native", {"kv_cache_dtype": "int8"}),
     ("qwen3.5", "torch", {}),
+    ("qwen3.5", "device", {}),
     ("granite 4, tied", "native", {}),
     pytest.param("qwen3-next", "native", {}, marks=pytest.mark.slow),
     pytest.param("nemotron 3", "native", {}, marks=pytest.mark.slow),
@@ -69,9 +70,11 @@ def test_a_successor_goes_on_from_the_state_of_its_predecessor(
     second.close()
 
 
-@pytest.mark.parametrize("offset", [0, 100])
-def test_a_flipped_bit_loses_its_state(offset: int, hybrid: Path, tmp_path: Path) -> None:
-    worker = StoreWorker(hybrid, tmp_path)
+@pytest.mark.parametrize(("offset", "kernels"), [(0, "native"), (100, "native"), (0, "device")])
+def test_a_flipped_bit_loses_its_state(
+    offset: int, kernels: str, hybrid: Path, tmp_path: Path
+) -> None:
+    worker = StoreWorker(hybrid, tmp_path, kernels)
     text = saved(worker)
     worker.save_state(1, place=1)
     (path,) = tmp_path.glob(f"*/0/{STATES}")

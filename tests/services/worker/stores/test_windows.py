@@ -21,6 +21,7 @@ BACKENDS: list[Any] = [
     ("Lfm2ForCausalLM", "native", {}),
     ("Gemma4ForCausalLM", "native", {"kv_cache_dtype": "int8"}),
     ("MistralForCausalLM", "torch", {}),
+    ("MistralForCausalLM", "device", {}),
     pytest.param("Gemma3ForCausalLM", "torch", {"dtype": "bfloat16"}, marks=pytest.mark.slow),
     pytest.param("Lfm2ForCausalLM", "torch", {}, marks=pytest.mark.slow),
     pytest.param("MistralForCausalLM", "native", {"kv_cache_dtype": "fp8"}, marks=pytest.mark.slow),
@@ -70,7 +71,7 @@ def test_a_successor_goes_on_from_the_last_blocks_of_each_group(
     assert [second.bytes_of(each) for each in tables.needed] == saved
     assert second.generate(IDS, *tables.later, num_cached=NUM_CACHED) == text
     for block in tables.needed:
-        second.memory.clear(block)
+        second.clear(block)
     assert second.generate(IDS, *tables.later, num_cached=NUM_CACHED) != text, "they are read"
     second.close()
 

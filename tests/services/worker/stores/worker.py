@@ -1,22 +1,23 @@
 """A worker's engine with a store, and the plans of a scheduler that copies blocks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness.engines import AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
-from services.worker.block_layout.memory import BlockMemory
+from kernels.pieces.reference import row_of
+from services.worker.block_layout.layout import parts_of
 from services.worker.stores.addition import KVStore
+from services.worker.stores.part import Row
 from shared.wire.messages import (
     FIRST_STATE,
     Admit,
     Copied,
     Decode,
-    Forget,
     Load,
     Prefill,
     RunKind,
@@ -37,7 +38,14 @@ def key_of(number: int) -> bytes:
 class StoreWorker:
     """``close`` is its death, as far as others see it."""
 
-    def __init__(self, model: Path, folder: Path, kernels: str = "native", **settings: Any) -> None:
+    def __init__(
+        self,
+        model: Path,
+        folder: Path,
+        kernels: str = "native",
+        make: Callable[..., AnyEngine] = make_engine,
+        **settings: Any,
+    ) -> None:
         options: dict[str, Any] = {
             "kv_offloading_size": SIZE,
             "max_model_len": 128,
@@ -45,10 +53,14 @@ class StoreWorker:
             "speculative_config": {"method": "none"},
         }
         options |= {"kv_offloading_dir": folder, **settings}
-        self.engine = make_engine(model, kernels, **options)
+        self.engine = make(model, kernels, **options)
         (self.addition,) = [each for each in self.engine.additions if isinstance(each, KVStore)]
         self.part = self.addition.part
-        self.memory = BlockMemory(self.engine._kv_cache.sections)
+        is_ahead = hasattr(self.engine, "_segments")
+        cache = self.engine._segments.kv_cache if is_ahead else self.engine._kv_cache
+        pool = self.engine._states if is_ahead else self.engine._state_pool
+        self._sections = [each for each in cache.sections if each.numel()]
+        self._states = [part for layer in pool.layers for part in parts_of(layer)]
         self.copied: list[Copied] = []
         self.part.on_copied = self.copied.append
         self.num_accepted = 0
@@ -73,7 +85,7 @@ class StoreWorker:
     def load_state(self, copy: int, slot: int, place: int = 0) -> Copied:
         return self.copy([Load(key_of(place), copy, self.store, FIRST_STATE + place, slot)])
 
-    def copy(self, rows: Sequence[Forget | Save | Load]) -> Copied:
+    def copy(self, rows: Sequence[Row]) -> Copied:
         """The last report."""
         self._run(rows=list(rows))
         return self.copied[-1]
@@ -89,11 +101,19 @@ class StoreWorker:
         rows = [Load(key_of(first + i), each, store, first + i) for i, each in enumerate(blocks)]
         return self.copy(rows)
 
+    @property
+    def block_bytes(self) -> int:
+        return sum(each[0].nbytes for each in self._sections)
+
     def bytes_of(self, block: int) -> bytes:
-        return b"".join(self.memory.pieces(block))
+        return row_of(self._sections, block)
 
     def bytes_of_state(self, copy: int) -> bytes:
-        return b"".join(self.part._states.pieces(copy))
+        return row_of(self._states, self.engine.capacity.max_num_seqs + copy)
+
+    def clear(self, block: int) -> None:
+        for each in self._sections:
+            each[block] = 0
 
     def generate(
         self,
