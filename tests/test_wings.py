@@ -63,7 +63,7 @@ TOGETHER = (
 # Of the engine for GPUs; the others are of kernels.
 GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "host_times", "launches", "prompt_table", "results", "sections"),
-    *("start", "step_launches", "summary", "timeline"),
+    *("start", "step_launches", "store_table", "summary", "timeline"),
 )
 CORE_LINES = 37_717  # of services/ and shared/; 15,000 are the aim
 
@@ -212,6 +212,7 @@ WINGS = {
             "tests/kernels/test_programmatic_launch.py",
             "tests/mesh/device_worker.py",
             "tests/mesh/test_device_engine.py",
+            "tests/mesh/test_device_stores.py",
             *(f"benchmarks/gpu/{name}.py" for name in GPU_ENGINE_BENCHMARKS),
         ),
     ),
@@ -313,6 +314,8 @@ WINGS = {
         (
             f"tests/{WORKER}/stores",
             "tests/services/scheduler/stores",
+            "tests/gpu/test_stores_on_cuda.py",
+            "tests/mesh/test_device_stores.py",
             "tests/mesh/test_stores.py",
             "benchmarks/stores.py",
         ),
