@@ -26,8 +26,13 @@ def measure(
     async def within() -> None:
         async with asyncio.timeout(limit_s):
             for rate in STREAM_RATES:
-                server = _server(suite, folder, num_ranks, rate)
-                await _measure(suite, server, {"min_stream_rate": rate}, rows)
+                found = server(
+                    suite,
+                    folder,
+                    "--no-enable-prefix-caching",
+                    **{"min-stream-rate": rate, "tensor-parallel-size": num_ranks},
+                )
+                await _measure(suite, found, {"min_stream_rate": rate}, rows)
 
     try:
         asyncio.run(within())
@@ -36,11 +41,11 @@ def measure(
 
 
 async def _measure(
-    suite: Suite, server: servers.Server, setting: dict[str, Any], rows: list[dict[str, Any]]
+    suite: Suite, measured: servers.Server, setting: dict[str, Any], rows: list[dict[str, Any]]
 ) -> None:
     """Appends to ``rows``."""
     started_s = time.monotonic()
-    async with servers.running(server) as url:
+    async with servers.running(measured) as url:
         ready_s = time.monotonic() - started_s
         for num, waves in (
             *((num, 1) for num in suite.mesh_batches),
@@ -70,16 +75,14 @@ async def _measure(
             )
 
 
-def _server(suite: Suite, folder: Path, num_ranks: int, stream_rate: float) -> servers.Server:
+def server(suite: Suite, folder: Path, *switches: str, **flags: Any) -> servers.Server:
     flags = {
-        "min-stream-rate": stream_rate,
-        "tensor-parallel-size": num_ranks,
         "load-format": "dummy",
         "max-model-len": suite.max_model_len,
         "max-num-seqs": max(suite.batches),
         "num-gpu-blocks-override": suite.num_blocks,
         "cudagraph-capture-sizes": ",".join(map(str, suite.batches)),
         "device": suite.device.type,
-    }
+    } | flags
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    return servers.shoal(folder, "--no-enable-prefix-caching", *words)
+    return servers.shoal(folder, *switches, *words)

@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.rows import Case, num_copies
+from benchmarks.gpu.shapes import token_bytes
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
 from benchmarks.gpu.timing import Run
 from kernels.accept import accept
 from kernels.change_logits import change_logits
 from kernels.logprobs import logprobs_slots
 from kernels.logprobs.num_logprobs import MAX_TOP
+from kernels.pieces import pack
+from kernels.pieces.layout import pieces_of
 from kernels.rms_norm import Norm
 from kernels.rope_kv import rope_kv
 from kernels.sample.slot_params import SlotParams, device_params
@@ -46,6 +49,32 @@ def cases(suite: Suite) -> Iterator[Case]:
             yield Case("logprobs", shape, partial(_logprobs, suite, num_rows, num_top), num_bytes)
         shape = f"{rows} of {NUM_DRAFTS} drafts"
         yield Case("accept", shape, partial(_accept, suite, num_rows), 4 * num_rows)
+    for num_blocks in (1, 7):  # 7 of Qwen3-8B are 16 MiB
+        moved = 2 * num_blocks * BLOCK_SIZE * token_bytes(suite.model, suite.dtype.itemsize)
+        make = partial(_pack, suite, num_blocks)
+        yield Case("pieces", f"{num_blocks} KV blocks", make, moved, peer="index_select")
+
+
+def _pack(suite: Suite, num_blocks: int) -> Runs:
+    """Blocks far from each other; torch needs a launch for each layer."""
+    num_layers = suite.model["num_hidden_layers"]
+    layer_bytes = BLOCK_SIZE * token_bytes(suite.model, suite.dtype.itemsize) // num_layers
+    copies = num_copies(suite, num_blocks * num_layers * layer_bytes)
+    num = copies * num_blocks
+    memory = torch.zeros(num_layers * num * layer_bytes, dtype=torch.uint8, device=suite.device)
+    layers = memory.view(num_layers, num, layer_bytes).unbind()
+    pieces = pieces_of(layers)
+    places = torch.arange(num, device=suite.device).view(num_blocks, copies).T.contiguous()
+    packed = torch.empty(num_blocks * pieces.row_bytes, dtype=torch.uint8, device=suite.device)
+
+    def select(rows: Tensor) -> None:
+        for layer in layers:
+            layer.index_select(0, rows)
+
+    into = pieces.packed(num_blocks, packed)
+    return [partial(pack, pieces, rows, into) for rows in places], [
+        partial(select, rows) for rows in places
+    ]
 
 
 def _rope_kv(suite: Suite, num_rows: int) -> Runs:

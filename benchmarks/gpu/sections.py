@@ -20,6 +20,7 @@ from benchmarks.gpu import (
     mesh_table,
     prompt_table,
     start,
+    store_table,
     timeline,
 )
 from benchmarks.gpu.engine_table import Engines, Point
@@ -81,6 +82,7 @@ class Sections:
         yield Section("prompts that join", 60, 120, self._mixed)
         yield Section("timeline of a step", 60, 120, self._timeline)
         yield Section("mesh", 90, 180, self._mesh)
+        yield Section("stores", 90, 180, self._stores)
         yield Section("ranks", 90, 180, self._ranks)
         yield Section("kernels", 20, 100, self._kernels)
         yield Section("switches", 60, 120, self._switches)
@@ -169,6 +171,10 @@ class Sections:
     def _mesh(self, limit_s: float) -> Rows:
         self._engines.close()
         yield from mesh_table.measure(self._suite, self._engines.folder("model"), limit_s)
+
+    def _stores(self, limit_s: float) -> Rows:
+        self._engines.close()
+        yield from store_table.measure(self._suite, self._engines.folder("model"), limit_s)
 
     def _ranks(self, limit_s: float) -> Rows:
         """The mesh on as many GPUs as the model's KV heads can be divided among."""

@@ -70,9 +70,10 @@ SLOW_ROWS = {
     "mesh": 4,
     "ranks": 4,
     "start": 2,
+    "stores": 2,
     "transformers": 1,
 }
-SLOW_WORDS = ("mesh", "ranks", "start", "transf", "timeline", "engine, batches")
+SLOW_WORDS = ("mesh", "ranks", "start", "stores", "transf", "timeline", "engine, batches")
 
 
 def checked(folder: Path, *words: str) -> dict[str, Any]:
