@@ -239,6 +239,8 @@ WINGS = {
             f"tests/{WORKER}/adapters/rank_texts.py",
             f"tests/{WORKER}/adapters/test_ranks.py",
             f"tests/{WORKER}/device/test_device_ranks.py",
+            f"tests/{WORKER}/stores/test_ranks.py",
+            f"tests/{WORKER}/stores/rank_texts.py",
             "tests/cli/test_hosts.py",
             "tests/cli/test_images_of_ernie.py",
             "tests/cli/test_images_of_ranks.py",

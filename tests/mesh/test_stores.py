@@ -140,16 +140,16 @@ async def stream(client: AsyncOpenAI, prompt: list[int], num: int, ids: list[int
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_workers", "has_windows"),
-    [(1, True), (1, False), (2, False)],
+    ("num_workers", "has_windows", "more"),
+    [(1, True, ()), (1, False, ()), (2, False, ()), (1, False, ("--tensor-parallel-size", "2"))],
 )
 async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
-    tmp_path: Path, num_workers: int, has_windows: bool
+    tmp_path: Path, num_workers: int, has_windows: bool, more: tuple[str, ...]
 ) -> None:
     """With the texts of undisturbed streams."""
     prompts = [ids_of(number, 160) for number in range(3 * num_workers)]  # each worker has some
     num = 500 if has_windows else 200 // num_workers  # the blocks suffice
-    flags = (*with_store(tmp_path), "--workers", str(num_workers))
+    flags = (*with_store(tmp_path), "--workers", str(num_workers), *more)
     if has_windows:
         flags += of_windows(tmp_path / "model")
     async with server(tmp_path, *flags) as served, served.client() as client:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from services.worker.stores.device_part import DevicePart
 from services.worker.stores.disk import Disk
 from services.worker.stores.opening import OpenStore, Sizes, open_store, roots_of
 from services.worker.stores.part import HostPart, StorePart
+from services.worker.stores.ranks import RankPart, facts_of_rank, open_in_turn
 from shared.settings.worker import WorkerConfig
 from shared.wire.kv_groups import copy_interval
 from shared.wire.messages import Capacity
@@ -47,10 +49,23 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 def make(
     settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
 ) -> "KVStore | None":
-    if why := why_not_copied(settings, model):
+    if why := _why_not_saved(settings, model):
         _warn(why)
         return None
     return KVStore(settings, folder, model, dtype)
+
+
+def _why_not_saved(settings: WorkerConfig, model: DecoderLM) -> str:
+    if settings.tensor_parallel_size == 1 or model.lm_head is None:
+        return why_not_copied(settings, model)
+    for setting, is_on in (
+        ("nnodes above 1", settings.nnodes > 1),
+        ("kv-disk-size", settings.kv_disk_size),
+        ("GPUs", is_on_gpu(model)),
+    ):
+        if is_on:
+            return f"several ranks have none with {setting}"
+    return ""
 
 
 def _warn(why: str) -> None:
@@ -69,6 +84,7 @@ class KVStore:
         self._settings, self._folder, self._dtype = settings, folder, dtype
         self._groups = facts_of_groups(model)
         self._roots = roots_of(settings)
+        self._parallel = model.parallel
         self._gpu_bytes = _gpu_bytes(settings, model, dtype) if is_on_gpu(model) else 0
 
     def limit(self, capacity: Capacity) -> Capacity:
@@ -81,7 +97,7 @@ class KVStore:
             return {"copies for a KV store (kv-offloading-size)": self._gpu_bytes}
         return {
             f"KV store ({each.size_setting})": max(
-                0, each.num_bytes - folders.ownerless_bytes(each.path)
+                0, each.num_bytes - folders.ownerless_bytes(each.path) // self._parallel.size
             )
             for each in self._roots
             if folders.is_memory(each.path)
@@ -92,6 +108,8 @@ class KVStore:
     ) -> StorePart:
         """Raises ConfigError."""
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
+        if self._parallel.size > 1:
+            facts |= facts_of_rank(self._parallel)
         layout = digest_of(facts, self._groups, states[0])
         between = copy_interval(kv_cache.block_size) // kv_cache.block_size
         if len(states[1]):
@@ -112,7 +130,10 @@ class KVStore:
         blocks, copies = BlockMemory(kv_cache.sections), StateMemory(*states, num_slots)
         cache_bytes = blocks.total + copies.total
         sizes = Sizes(blocks.num_bytes, copies.num_bytes, between, cache_bytes)
-        return HostPart(*self._open(layout, sizes), blocks, copies)
+        store, disk = self._open(layout, sizes)
+        if self._parallel.size > 1:
+            return RankPart(store, blocks, copies, self._parallel)
+        return HostPart(store, disk, blocks, copies)
 
     def _begin_on_device(
         self,
@@ -132,7 +153,10 @@ class KVStore:
 
     def _open(self, layout: str, sizes: Sizes) -> tuple[OpenStore, Disk | None]:
         self._stores = [
-            open_store(root, layout, sizes, lambda: self._free_memory) for root in self._roots
+            open_in_turn(
+                self._parallel, partial(open_store, root, layout, sizes, lambda: self._free_memory)
+            )
+            for root in self._roots
         ]
         return self._stores[0], Disk(self._stores[1]) if len(self._stores) > 1 else None
 

@@ -103,10 +103,10 @@ def open_private(path: Path, *, writes: bool) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def claim(location: Path, setting: str = SETTING) -> tuple[Path, int]:
-    """The first folder in ``location`` without an owner, and the descriptor of its lock, which is
-    held until it is closed. Raises ConfigError."""
-    for number in range(MAX_STORES):
+def claim(location: Path, setting: str = SETTING, wanted: int | None = None) -> tuple[Path, int]:
+    """The first folder in ``location`` without an owner, or the ``wanted`` one, and the descriptor
+    of its lock, which is held until it is closed. Raises ConfigError."""
+    for number in range(MAX_STORES) if wanted is None else [wanted]:
         folder = location / str(number)
         for _ in range(NUM_TRIES):
             make_private(folder, setting=setting)
@@ -119,6 +119,8 @@ def claim(location: Path, setting: str = SETTING) -> tuple[Path, int]:
             if lock is not None:
                 return folder, lock
             time.sleep(TRY_S)
+    if wanted is not None:
+        raise ConfigError(f"{setting}: {location / str(wanted)} has an owner that still runs")
     raise ConfigError(f"{setting}: {location} has {MAX_STORES} stores of running workers")
 
 

@@ -29,9 +29,9 @@ class Root(NamedTuple):
 
 
 def roots_of(settings: WorkerConfig) -> list[Root]:
-    """In memory, and below it on a disk."""
+    """In memory, and below it on a disk. Ranks have equal shares."""
     memory = settings.kv_offloading_dir or Path(f"/dev/shm/shoal-{os.getuid()}")
-    size = int(settings.kv_offloading_size * (1 << 30))
+    size = int(settings.kv_offloading_size * (1 << 30)) // settings.num_ranks
     found = [Root(memory, size, folders.SETTING, "kv-offloading-size")]
     if settings.kv_disk_dir is not None and settings.kv_disk_size:
         size = int(settings.kv_disk_size * (1 << 30))
@@ -49,6 +49,13 @@ class Sizes(NamedTuple):
     cache_bytes: int
 
 
+class Named(NamedTuple):
+    """The store of a worker's first rank: its number in its location, and its id."""
+
+    number: int
+    id: str
+
+
 class OpenStore(NamedTuple):
     """The ``own`` store, the ``others`` in its ``location``, and the descriptor of its lock."""
 
@@ -56,6 +63,7 @@ class OpenStore(NamedTuple):
     others: OtherStores
     location: str
     lock: int
+    number: int
 
     def close(self) -> None:
         """Gives the store up to the next worker."""
@@ -63,16 +71,23 @@ class OpenStore(NamedTuple):
         os.close(self.lock)
 
 
-def open_store(root: Root, layout: str, sizes: Sizes, free_memory: Callable[[], int]) -> OpenStore:
-    """Raises ConfigError."""
+def open_store(
+    root: Root,
+    layout: str,
+    sizes: Sizes,
+    free_memory: Callable[[], int],
+    named: Named | None = None,
+) -> OpenStore:
+    """With the name and the number of another rank's store. Raises ConfigError."""
     num_places, num_states = _count_places(root, sizes)
     folders.make_private(root.path, 0o022, root.dir_setting)
     location = root.path / layout
     folders.make_private(location, setting=root.dir_setting)
-    folder, lock = folders.claim(location, root.dir_setting)
+    folder, lock = folders.claim(location, root.dir_setting, named and named.number)
     old = read_header(folder)
     is_known = old is not None and (old.format, old.layout) == (FORMAT, layout)
     name = old.id if old is not None and is_known else secrets.token_hex(8)
+    name = named.id if named is not None else name
     of_all = num_places, sizes.block_bytes, num_states, sizes.state_bytes
     header = Header(FORMAT, layout, name, *of_all)
     try:
@@ -80,7 +95,7 @@ def open_store(root: Root, layout: str, sizes: Sizes, free_memory: Callable[[], 
         own = StoreFiles(header, partial(OwnPlaces, folder))
         folders.write_header(folder, header)
         others = OtherStores(location, header)
-        opened = OpenStore(own, others, folders.read_location(location), lock)
+        opened = OpenStore(own, others, folders.read_location(location), lock, int(folder.name))
     except OSError as error:
         raise ConfigError(
             f"{root.dir_setting}: {folder}: {root.num_bytes} bytes ({root.size_setting}):"

@@ -23,7 +23,17 @@ ROW = "KV store (kv-offloading-size)"
 @pytest.mark.parametrize(
     ("settings", "head", "why"),
     [
-        ({"tensor_parallel_size": 2}, object(), "there is none with tensor-parallel-size 2"),
+        (
+            {"tensor_parallel_size": 2, "kv_disk_size": 1, "kv_disk_dir": "/disk"},
+            object(),
+            "several ranks have none with kv-disk-size",
+        ),
+        (
+            {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "::1", "insecure_tcp": True},
+            object(),
+            "several ranks have none with nnodes above 1",
+        ),
+        ({"tensor_parallel_size": 2}, object(), "several ranks have none with GPUs"),
         ({"pipeline_parallel_size": 3}, object(), "there is none with pipeline-parallel-size 3"),
         ({}, None, "the model pools"),
     ],
@@ -33,9 +43,11 @@ def test_workers_without_stores(
     head: object,
     why: str,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = WorkerConfig(kv_offloading_size=1, **settings)
+    monkeypatch.setattr(addition, "is_on_gpu", lambda model: "GPUs" in why)
     model: Any = SimpleNamespace(lm_head=head)
     assert make(config, tmp_path, model, torch.float32) is None
     assert f"kv-offloading-size: no KV block is saved: {why}" in caplog.text
