@@ -47,17 +47,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def mark_rests_slow(items: list[pytest.Item]) -> None:
-    """Of each test marked ``each_value``, every value of every parameter stays in at least one case
-    that is not slow; a greedy cover, the same in each run."""
-    tests: dict[tuple[str, str], list[tuple[pytest.Function, set[Value]]]] = {}
+    """Of each test, every value of every parameter stays in at least one case that is not slow; a
+    greedy cover, the same in each run, and another one of the cases for a card."""
+    tests: dict[tuple[str, str, bool], list[tuple[pytest.Function, set[Value]]]] = {}
     for item in items:
-        if item.get_closest_marker("each_value") and not item.get_closest_marker("slow"):
-            assert isinstance(item, pytest.Function)
-            assert item.parent is not None
-            if not hasattr(item, "callspec"):  # one case, in a module of marked ones
-                continue
-            key = item.parent.nodeid, item.originalname
-            tests.setdefault(key, []).append((item, values_of(item)))
+        if not hasattr(item, "callspec") or item.get_closest_marker("slow"):
+            continue
+        assert isinstance(item, pytest.Function)
+        assert item.parent is not None
+        key = item.parent.nodeid, item.originalname, item.get_closest_marker("gpu") is not None
+        tests.setdefault(key, []).append((item, values_of(item)))
     for cases in tests.values():
         missing = set.union(*(values for _, values in cases))
         while missing:

@@ -105,7 +105,6 @@ def test_torch_computes_the_reference(num_tokens: int, dtype: torch.dtype) -> No
     assert_close(y, expected(given, dtype, -0.5), given, dtype)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_native_code_computes_the_reference(

@@ -106,7 +106,6 @@ def rows_of(case: Case, device: torch.device) -> tuple[AdapterRows, np.ndarray]:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-@pytest.mark.each_value
 def test_each_row_has_the_deltas_of_its_slot(
     case: Case, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -113,7 +113,6 @@ def test_gates_open_for_ups(
     torch.testing.assert_close(found.double(), functional.silu(gates) * ups, atol=0.1, rtol=2**-5)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("group", [32, None])
 @pytest.mark.parametrize("num_rows", [24, 72, 200])
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,7 +61,6 @@ def sequences_of(shape: Shape) -> list[Sequence]:
 
 @pytest.mark.parametrize("function", [computed, referred, on_a_device])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.each_value
 def test_outputs_and_states_match_float64_in_any_steps(shape: Shape, function: Any) -> None:
     rng, num = np.random.default_rng(0), len(LENGTHS)
     weights, states, sequences = shape.weights(), shape.states(2 * num, num), sequences_of(shape)

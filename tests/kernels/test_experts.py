@@ -129,7 +129,6 @@ def test_the_reference_is_the_plain_loop() -> None:
     )
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("has_residual", [False, True])
 @pytest.mark.parametrize(
@@ -160,7 +159,6 @@ def test_each_token_has_the_sum_of_its_experts(
     assert_near(found, tokens, layer, residual)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("load", ["one expert", "the last two", "some"])
 @pytest.mark.parametrize("num_tokens", [5, 16, 33])
 def test_loads_may_be_uneven(num_tokens: int, load: str, device: torch.device) -> None:
@@ -178,7 +176,6 @@ def test_loads_may_be_uneven(num_tokens: int, load: str, device: torch.device) -
     assert_near(experts(*tokens, *layer), tokens, layer, None)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kind", ["dense", "int8"])
 @pytest.mark.parametrize("num_tokens", [3, 70])
 def test_some_of_the_experts_give_their_part_of_the_sum(
@@ -227,7 +224,6 @@ def test_one_of_the_weights_may_be_in_codes(dtype: torch.dtype, device: torch.de
         assert_near(experts(*tokens, *layer), tokens, layer, None)
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("kind", ["dense", "table"])
 @pytest.mark.parametrize("num_tokens", [3, 70])
@@ -257,7 +253,6 @@ def test_experts_may_have_another_act(dtype: torch.dtype, device: torch.device) 
     assert_near(found, tokens, layer, None, act="gelu_tanh")
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("kind", ["dense", "table"])
 @pytest.mark.parametrize("num_tokens", [3, 70])
@@ -292,7 +287,6 @@ def test_each_expert_may_have_a_weight_of_its_own() -> None:
     assert_near(found, tokens, Layer(values, down), None, biases)
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("kind", ["dense", "int8", "counted"])
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
@@ -356,7 +350,6 @@ def test_nan_stays_with_its_token(device: torch.device) -> None:
     assert found[[0, 1, 3, 4, 5]].isfinite().all()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("num_experts", [1, 4, 60])
 @pytest.mark.parametrize("num_pairs", [1, 16, 40, 2500])
 @pytest.mark.parametrize("block_size", [16, 64])

@@ -118,7 +118,6 @@ def test_a_product_fits(
     assert_product_fits(arch, kernel, *sizes, num_tokens)
 
 
-@pytest.mark.each_value
 @archs
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("num_tokens", NUMS_TOKENS)

@@ -43,13 +43,11 @@ def test_steps_that_the_host_prepared_agree(hides: bool, dtype: torch.dtype) -> 
 
 @dtypes
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.each_value
 def test_any_shape_agrees(device: torch.device, shape: Shape, dtype: torch.dtype) -> None:
     step = Step([0, 37], 2, [(0, 20), (20, 3)])
     compare(step, shape, dtype, is_interleaved=True, device=device)
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("start", [0, 15, 16, 33])
 @pytest.mark.parametrize("width", [1, 3])

@@ -169,7 +169,6 @@ def test_a_ready_worker_compiles_nothing_to_decode(started: Started, num_rows: i
 
 @pytest.mark.parametrize("num_rows", [0, 1, 5])
 @pytest.mark.parametrize("nums", [[1], [3, 2], [16], [15, 1, 20], [129, 3, 70]], ids=str)
-@pytest.mark.each_value
 def test_a_ready_worker_compiles_nothing_for_prompts(
     started: Started, num_rows: int, nums: list[int]
 ) -> None:

@@ -212,7 +212,6 @@ each_form = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.each_value
 @archs
 @pytest.mark.parametrize("num_tokens", [1, 32, 64])
 @pytest.mark.parametrize("form", CODES)

@@ -213,7 +213,6 @@ def stored_types() -> Iterator[tuple[torch.dtype, torch.dtype]]:
 @each_variant
 @pytest.mark.parametrize(("dtype", "stored"), [*stored_types()], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.each_value
 def test_outputs_are_near_float64_and_the_same_bits_in_any_steps_and_company(
     shape: Shape, dtype: torch.dtype, stored: torch.dtype, variant: str
 ) -> None:

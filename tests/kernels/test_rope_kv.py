@@ -18,7 +18,6 @@ HEADS = [(32, 8, 128), (1, 1, 16), (3, 1, 80), (4, 4, 96), (7, 1, 80), (8, 2, 16
 @dtypes
 @pytest.mark.parametrize("norm", ["none", "heads", "tokens"])
 @pytest.mark.parametrize("is_interleaved", [False, True], ids=["halves", "interleaved"])
-@pytest.mark.each_value
 def test_kinds_of_heads_agree(
     device: torch.device,
     dtype: torch.dtype,
@@ -30,7 +29,6 @@ def test_kinds_of_heads_agree(
 
 @dtypes
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-@pytest.mark.each_value
 def test_any_number_and_size_of_heads_agrees(
     device: torch.device, heads: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
@@ -40,7 +38,6 @@ def test_any_number_and_size_of_heads_agrees(
 @dtypes
 @pytest.mark.parametrize("norm", ["none", "heads", "tokens"])
 @pytest.mark.parametrize("is_interleaved", [False, True], ids=["halves", "interleaved"])
-@pytest.mark.each_value
 @pytest.mark.parametrize("rotary_dim", [2, 32, 78])
 def test_heads_that_are_rotated_in_part_agree(
     device: torch.device,
@@ -61,7 +58,6 @@ def test_heads_that_are_rotated_in_part_agree(
 @dtypes
 @pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 @pytest.mark.parametrize("heads", [(4, 2, 64), (7, 1, 80)], ids=str)
-@pytest.mark.each_value
 def test_codes_agree(
     device: torch.device, heads: tuple[int, int, int], codes: torch.dtype, dtype: torch.dtype
 ) -> None:

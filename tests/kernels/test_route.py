@@ -33,7 +33,6 @@ def assert_routed(logits: Tensor, routing: Routing, bias: Tensor | None = None) 
     torch.testing.assert_close(found.weights.cpu().double(), weights, atol=1e-7, rtol=1e-5)
 
 
-@pytest.mark.each_value
 @routings
 @biases
 @pytest.mark.parametrize("num_tokens", [0, 1, 19])
@@ -45,7 +44,6 @@ def test_each_token_goes_to_its_best_experts(
     assert_routed(logits, routing, bias)
 
 
-@pytest.mark.each_value
 @routings
 @biases
 def test_of_equal_experts_the_first_is_chosen(
@@ -121,7 +119,6 @@ def test_logits_that_were_rounded_are_an_error() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.each_value
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_experts", "size"), [(8, 1100), (60, 72)])
 def test_logits_of_experts_are_exact_and_stand_alone(

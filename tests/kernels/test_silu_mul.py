@@ -20,7 +20,6 @@ acts = pytest.mark.parametrize("act", [*CURVES])
 @pytest.mark.parametrize("num_tokens", [0, 1, 5])
 @pytest.mark.parametrize("size", [1, 96, 1500])
 @pytest.mark.parametrize("act", [*CURVES, Clamp(1.702, 2.5)], ids=str)
-@pytest.mark.each_value
 def test_gates_open_for_ups(
     device: torch.device, act: Act | Clamp, num_tokens: int, size: int, dtype: torch.dtype
 ) -> None:

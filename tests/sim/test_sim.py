@@ -42,7 +42,7 @@ PUT_BACK: dict[str, Callable[[], Any]] = {
     ),
 }
 """Faults that a search of a thousand runs has to find."""
-LIKELY = (0, 9, 14, 26, 42, 96)  # seeds that found them; any other change may move them
+LIKELY = (0, 9, 14, 26, 42, 65, 96)  # seeds that found them; any other change may move them
 NUM_RUNS = 40  # of each `make test`
 SUBMIT, RESERVE = OpenPrompt.submit, InboxPlaces.reserve
 DIGEST = (

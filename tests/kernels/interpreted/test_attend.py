@@ -43,7 +43,6 @@ def test_edges_of_blocks_and_tiles_agree(width: int) -> None:
     compare(Step(starts, width, block_size=16), SMALL, TOLERANCE)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("window", [None, 5, 30])
 @pytest.mark.parametrize("together", [7, 50])
 def test_tokens_of_images_see_each_other(together: int, window: int | None) -> None:
@@ -88,7 +87,6 @@ def test_any_splits_agree(
     compare(Step([62, 63, 64, 200, 3], 2, block_size=16), SMALL, TOLERANCE)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize(
     ("heads", "options", "num_planes"),
@@ -170,7 +168,6 @@ def test_codes_agree(options: AttentionOptions, dtype: torch.dtype, codes: torch
         compare(step, SMALL, tolerance, dtype, options=options, codes=codes)
 
 
-@pytest.mark.each_value
 @codes
 @pytest.mark.parametrize("head_dim", [80, 256])
 def test_codes_of_any_head_size_agree(head_dim: int, codes: torch.dtype) -> None:

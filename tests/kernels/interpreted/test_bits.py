@@ -15,7 +15,6 @@ NUMS = [1, 2, 16, 17, 33]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("kind", bits.KINDS)
 def test_of_products(kind: str, dtype: torch.dtype) -> None:
@@ -29,7 +28,6 @@ def test_of_norms_and_rotations(dtype: torch.dtype) -> None:
     bits.assert_rows_stand_alone(bits.rotations((4, 2, 16), 20, dtype, CPU), 20, NUMS[:-1])
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize(
     ("width", "options", "codes"),

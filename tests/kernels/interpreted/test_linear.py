@@ -26,7 +26,6 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found.float(), expected, **TOLERANCES[dtype])
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(
@@ -43,7 +42,6 @@ def test_it_is_the_product(
     assert_near(found, reference.linear(x, weight, norm=norm), dtype)
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("has_residual", [False, True])
@@ -97,7 +95,6 @@ def test_nan_stays_with_its_token() -> None:
     assert found[[0, 1, 3, 4, 5]].isfinite().all()
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize(
     ("act", "has_bias"), [("silu", False), ("gelu_tanh", True), ("relu2", True)]
@@ -116,7 +113,6 @@ def test_gates_open_for_ups(
     assert_near(found, reference.gated(x, weight, bias, norm=norm, act=act), dtype)
 
 
-@pytest.mark.each_value
 @dtypes
 @pytest.mark.parametrize(("num_rows", "size"), [(24, 272), (72, 272), (200, 40)])
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(

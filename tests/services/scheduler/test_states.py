@@ -92,7 +92,6 @@ def test_a_preempted_sequence_goes_on_at_its_last_copy():
     assert finish(core, worker) == [("r", 0)]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("num_drafts", [0, 3])
 @pytest.mark.parametrize("num_steps", [1, 8])
 @pytest.mark.parametrize("depth", [1, 2])

@@ -73,7 +73,6 @@ def test_bfloat16_logits_are_nearer_to_float32_than_torchs(variant: str) -> None
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
 
 
-@pytest.mark.each_value
 @each_cache
 @each_dtype
 @each_variant

@@ -97,7 +97,6 @@ def test_a_file_ranks_the_tokens(file: Path, size: int | None, num: int) -> None
     assert drafted <= set(HIGHEST[:num])
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ["native", "device"])
 @pytest.mark.parametrize("form", ["wint8", "wint4", "fp8_block"])
 def test_a_head_in_codes_gives_its_rows_too(tmp_path: Path, kernels: str, form: str) -> None:

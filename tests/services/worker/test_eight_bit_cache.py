@@ -59,7 +59,6 @@ def test_every_form_of_the_setting_exists() -> None:
     assert set(CACHE_CODES.values()) == {None, *HIGHEST_CODE}
 
 
-@pytest.mark.each_value
 @codes
 @each_variant
 @pytest.mark.parametrize("name", [*SHAPES, LATENTS])
@@ -107,7 +106,6 @@ def test_bfloat16_logits_are_nearer_to_float32_than_torchs(
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
 
 
-@pytest.mark.each_value
 @codes
 @each_variant
 @pytest.mark.parametrize("dtype", [FLOAT32, torch.bfloat16], ids=str)
@@ -195,7 +193,6 @@ def test_native_code_writes_the_same_cache_as_torch(
     assert (difference > 0).float().mean() < 1e-3
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kernels", ENGINES)

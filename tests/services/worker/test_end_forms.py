@@ -64,7 +64,6 @@ def embedded(library: NativeLibrary, packed: PackedMatrix, ids: Tensor, first: i
     ("group", "has_zeros"), [(None, False), (None, True), (16, True), (32, False), (256, False)]
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.each_value
 def test_native_rows_equal_the_dequantized_values_bit_by_bit(
     variant: str, kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype
 ) -> None:
@@ -78,7 +77,6 @@ def test_native_rows_equal_the_dequantized_values_bit_by_bit(
     assert not found[~is_ours].any()
 
 
-@pytest.mark.each_value
 @tied
 @pytest.mark.parametrize(("setting", "form"), ENDS)
 @pytest.mark.parametrize("kernels", ENGINES)
@@ -97,7 +95,6 @@ def test_texts_match_transformers_with_dequantized_weights(
             assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ["native", "device"])
 @pytest.mark.parametrize(
     ("setting", "is_tied"), [(EMBEDDING, False), (EMBEDDING, True), (HEAD, False)]
@@ -196,7 +193,6 @@ def test_embeddings_that_become_codes_have_no_memory_for_numbers(
     assert allocated == ([] if is_tied else [model.lm_head])
 
 
-@pytest.mark.each_value
 @tied
 @pytest.mark.parametrize("kernels", ENGINES)
 def test_a_checkpoints_codes_of_embeddings_and_head_are_kept(

@@ -77,7 +77,6 @@ def plain(shared_engine: AnyEngine) -> list[list[int]]:
     return Driver(shared_engine).run([Job(prompt, PARAMS) for prompt in random_prompts(6)])
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("shared_engine", ["native", "torch", "device"], indirect=True)
 def test_text_and_logprobs_are_the_same_whatever_the_batch_chunks_and_resumption(

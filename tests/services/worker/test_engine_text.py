@@ -29,7 +29,6 @@ def test_one_prompt_continues_as_transformers_does(
     assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("chunk_sizes", [[1000], [13], [3, 7, 1, 5], [1]])
 @pytest.mark.parametrize("engine", ["native", "torch", "device"], indirect=True)
 def test_twenty_ragged_prompts_continue_as_transformers_does(
@@ -52,7 +51,6 @@ def test_slots_and_blocks_used_again_leave_no_trace(
             assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("engine", ENGINES, indirect=True)
 def test_a_resumed_sequence_goes_on_as_if_never_interrupted(

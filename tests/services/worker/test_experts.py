@@ -143,7 +143,6 @@ def make_mixture(
 
 @pytest.mark.parametrize("ties", [0, 2, NUM_EXPERTS])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.each_value
 @each_variant
 @pytest.mark.parametrize("name", ROUTERS)
 @torch.inference_mode()

@@ -87,7 +87,6 @@ def delta_layers(model: DecoderLM) -> list[Ruled]:
     return [each for each in model.state_layers() if isinstance(each, Ruled)]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", [*KINDS, GROUPED])
 @pytest.mark.parametrize("form", ["wint8", "fp8_block"])
 def test_ranks_have_the_codes_of_one_process(tmp_path: Path, name: str, form: Any) -> None:
@@ -101,7 +100,6 @@ def test_ranks_have_the_codes_of_one_process(tmp_path: Path, name: str, form: An
         assert torch.equal(torch.cat([each for of_kind in kinds for each in of_kind]), expected)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", ["qwen3.5 with images", "qwen3-next", "granite 4, tied"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_quantized_checkpoints_are_computed_as_their_values(

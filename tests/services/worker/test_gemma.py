@@ -60,7 +60,6 @@ def test_texts_match_transformers_with_dequantized_weights(
             assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(("kernels", "cache"), CACHES)
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_the_same_after_prefix_hits_and_preemption(

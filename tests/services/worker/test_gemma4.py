@@ -141,7 +141,6 @@ def in_stacks(values: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tens
     return found
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize(
     ("name", "layout"),
@@ -417,7 +416,6 @@ def test_bfloat16_logits_of_native_code_are_nearer_to_float32(name: str, variant
     assert furthest(found, exact, Tensor.mean) < furthest(torchs, exact, Tensor.mean)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("codes", [None, torch.int8, torch.uint8], ids=str)
 @each_variant
 @each_size

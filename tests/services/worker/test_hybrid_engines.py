@@ -23,7 +23,6 @@ def with_head(folder: Path, name: str) -> Path:
     return Checkpoint(HYBRID_FAMILIES[name], folder).folder
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", HYBRID_FAMILIES)
 def test_with_drafts_texts_match_runs_without(tmp_path: Path, name: str, kernels: str) -> None:
@@ -50,7 +49,6 @@ def prompts() -> list[list[int]]:
     ]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     "name",
     [

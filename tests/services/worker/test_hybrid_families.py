@@ -47,7 +47,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
     return of_name
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     "name",
     [

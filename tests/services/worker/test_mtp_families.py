@@ -201,7 +201,6 @@ def speculation(method: str) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": DEPTH, "adaptive": False}
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
 def test_drafts_match_plain_torch(checkpoint: Checkpoint, kernels: str) -> None:
@@ -223,7 +222,6 @@ def test_drafts_match_plain_torch(checkpoint: Checkpoint, kernels: str) -> None:
     assert num_seen > 60
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True)
 def test_with_drafts_texts_match_runs_without(checkpoint: Checkpoint, kernels: str) -> None:

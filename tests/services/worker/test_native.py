@@ -374,7 +374,6 @@ def test_gates_far_from_zero_are_shut_or_open(variant: str) -> None:
     assert furthest(found, expected) < 1e-4
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each_variant
 @pytest.mark.parametrize(

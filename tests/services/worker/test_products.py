@@ -32,7 +32,6 @@ def multiply(library: NativeLibrary, packed: PackedMatrix, x: Tensor, num: int) 
 
 @pytest.mark.parametrize("variant", variants())
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.each_value
 @pytest.mark.parametrize(
     ("kind", "group", "has_zeros"),
     [("dense", None, False), *((kind, *each) for kind in KINDS for each in GROUPS)],

@@ -49,7 +49,6 @@ def with_values(dense: Path, values: dict[str, torch.Tensor], folder: Path) -> P
     return oracle.eval()
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dense", FAMILIES, indirect=True, scope="module")

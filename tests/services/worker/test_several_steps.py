@@ -116,7 +116,6 @@ def _told_drafts(done: Run) -> Any:
     ]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
 @pytest.mark.parametrize("method", ["none", "mtp"])
 def test_texts_are_the_same_where_sequences_come_and_go(method: str, pipeline_depth: int) -> None:

@@ -36,7 +36,6 @@ RULES: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("engine", [("native", 1), ("native", 3), ("torch", 2)], ids=str)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -55,7 +54,6 @@ def test_texts_match_runs_without_drafts(
 
 
 @pytest.mark.slow
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("temperature", TEMPERATURES)

@@ -51,7 +51,6 @@ def test_text_is_that_of_transformers(folder: Path, expected: Expected, kernels:
     assert text_of(folder, expected.prompt_ids, kernels) == expected.ids
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("folder", OLDER, indirect=True)
 @pytest.mark.parametrize("kind", ["mrope", "default"])
 def test_an_older_flat_config_is_read(
@@ -67,7 +66,6 @@ def test_an_older_flat_config_is_read(
     assert text_of(copy, expected.prompt_ids) == expected.ids
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("folder", OLDER, indirect=True)
 @pytest.mark.parametrize(
     "prefixes",
@@ -87,7 +85,6 @@ def test_other_layouts_of_the_checkpoint_are_read(
     assert text_of(renamed(folder, tmp_path, prefixes), expected.prompt_ids) == expected.ids
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("folder", SERVED, indirect=True)
 @pytest.mark.parametrize("section", [None, [2, 3, 4], [4, 4], [9, -1, 0], "233"])
 def test_a_section_must_cover_the_frequencies(folder: Path, tmp_path: Path, section: Any) -> None:

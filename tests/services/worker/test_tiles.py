@@ -31,7 +31,6 @@ def library() -> NativeLibrary:
     return NativeLibrary(ctypes.CDLL(str(tiles.compiled())), DTYPE, 2)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("quantization", ["none", *ONLINE])
 def test_logits_are_nearer_to_float32_than_torchs(

@@ -122,7 +122,6 @@ BACKENDS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
@@ -157,7 +156,6 @@ def test_bfloat16_logits_are_nearer_to_float32_than_torchs(
     assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
 
 
-@pytest.mark.each_value
 @each_variant
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
@@ -175,7 +173,6 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 @pytest.mark.parametrize("kernels", ["native", "torch", "device"])
 def test_texts_match_transformers_with_dequantized_weights(

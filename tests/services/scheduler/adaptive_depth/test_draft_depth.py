@@ -133,7 +133,6 @@ class Worker:
         return num_tokens / time_s
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("num_rows", [1, 8, 32])
 @pytest.mark.parametrize("rates", [GOOD, MEDIUM, (0.4, 0.3, 0.3), (0.2, 0.1, 0.1), USELESS])
@@ -143,7 +142,6 @@ def test_throughput_is_within_5_percent_of_the_best_depth(rates: Rates, num_rows
     assert worker.throughput(WARM_UP, 2000) > 0.95
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rates", [GOOD, MEDIUM, (0.2, 0.1, 0.1), USELESS])
 def test_it_is_found_by_plans_of_several_steps_too(rates: Rates, seed: int):
@@ -189,7 +187,6 @@ def test_each_size_of_batch_has_its_own_depth_which_it_keeps(seed: int):
     assert worker.share(0, 2010, 2500) > 0.97
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rates", [(USELESS, GOOD), (GOOD, USELESS)])
 def test_a_change_of_acceptance_is_noticed_in_both_directions(

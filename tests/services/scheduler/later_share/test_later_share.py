@@ -9,7 +9,6 @@ from services.scheduler.sequence import WaitReason
 from tests.services.scheduler.step_bench import LATER, SHARE, Bench, on_a_cpu, on_a_gpu
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_later", [1, 16, 60])
 def test_a_stream_is_slowed_by_no_more_than_the_share_and_the_batch_gets_it(
@@ -27,7 +26,6 @@ def test_a_stream_is_slowed_by_no_more_than_the_share_and_the_batch_gets_it(
     assert 1 + 0.9 * (min(limit, 1 + 0.2 * num_later) - 1) < bench.slowdown() < 1.02 * limit
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_later", [1, 16, 60])
 def test_a_stream_with_plans_of_several_steps_has_them_beside_a_batch_too(

@@ -100,7 +100,6 @@ def merged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     return [merge(folder, target / each.digest, each) for each in some_of(folder)]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_texts_match_merged_weights(folder: Path, merged: list[Path], kernels: str) -> None:
     adapters, prompts = some_of(folder), random_prompts(5)

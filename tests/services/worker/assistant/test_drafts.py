@@ -67,7 +67,6 @@ def check_drafts(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("name", OF_MODELS)
-@pytest.mark.each_value
 def test_drafts_match_transformers(tmp_path: Path, name: str, kernels: str) -> None:
     save_target(tmp_path, name)
     save_assistant(tmp_path / "assistant", name)

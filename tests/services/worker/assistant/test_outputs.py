@@ -75,7 +75,6 @@ def assert_same(found: Run, other: Run) -> None:
     ("kernels", "dtype"),
     [*((kernels, "float32") for kernels in KERNELS), ("native", "bfloat16")],
 )
-@pytest.mark.each_value
 def test_texts_of_a_crowd_match_runs_without_drafts(
     model: Path, kernels: str, dtype: str, name: str
 ) -> None:

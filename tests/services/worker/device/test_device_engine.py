@@ -209,7 +209,6 @@ def drafting(kernels: str, method: str) -> AnyEngine:
     return make_engine(EMBEDDED_MODEL, kernels, **settings)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("method", ["mtp", "ngram"])
 @pytest.mark.parametrize("pipeline_depth", [1, 3])
 @pytest.mark.parametrize(

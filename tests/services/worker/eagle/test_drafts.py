@@ -64,7 +64,6 @@ def check_drafts(model: Path, head: Path, kernels: str, tapped: list[int]) -> No
 
 @pytest.mark.parametrize("kernels", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda each: each.__name__)
-@pytest.mark.each_value
 def test_drafts_match_plain_torch(
     tmp_path: Path, family: type[PreTrainedModel], kernels: str
 ) -> None:
@@ -90,7 +89,6 @@ def test_drafts_match_plain_torch(
     ids=str,
 )
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-@pytest.mark.each_value
 def test_layouts_and_options(
     tmp_path: Path, layout: str, changes: dict[str, Any], tapped: list[int], kernels: str
 ) -> None:
@@ -102,7 +100,6 @@ def test_layouts_and_options(
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("is_tied", [False, True])
-@pytest.mark.each_value
 def test_embeddings_and_output_head_are_the_folders_own_or_the_models(
     tmp_path: Path, kernels: str, is_tied: bool
 ) -> None:

@@ -91,7 +91,6 @@ def name_of(value: Any) -> str:
     return getattr(value, "__name__", "")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ["native", "device"])
 @pytest.mark.parametrize(("family", "changes"), TRUNKS, ids=name_of)
 def test_embeddings_match_transformers(

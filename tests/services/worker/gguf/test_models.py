@@ -126,7 +126,6 @@ MIXED = {"attn_v.weight": "Q6_K", "0.ffn_up.weight": "Q5_K", "1.ffn_up.weight": 
         *(pytest.param(kind, {}, marks=pytest.mark.slow) for kind in ("Q4_K", "Q6_K")),
     ],
 )
-@pytest.mark.each_value
 def test_plans_know_the_memory(
     tmp_path: Path, kind: str, others: dict[str, str], dtype: Literal["bfloat16", "float32"]
 ) -> None:

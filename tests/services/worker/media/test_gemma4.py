@@ -88,7 +88,6 @@ def chats(oracle: FilledReference) -> list[Chat]:
     ]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("chunk_size", [7, 1, 1000])
 @pytest.mark.parametrize("kernels", ENGINES)
 @each_folder
@@ -103,7 +102,6 @@ def test_texts_match_transformers(
     assert texts == [each.expected.ids for each in chats]
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @each_folder
 def test_a_hit_may_end_in_an_image(folder: Path, chats: list[Chat], kernels: str) -> None:
@@ -116,7 +114,6 @@ def test_a_hit_may_end_in_an_image(folder: Path, chats: list[Chat], kernels: str
         assert text == several.expected.ids, num_cached
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("kernels", ENGINES)
 @each_folder
 def test_texts_match_transformers_under_the_scheduler(

@@ -46,7 +46,6 @@ def chats(oracle: GlmReference) -> list[Chat]:
 
 
 @pytest.mark.parametrize("kernels", ON_HOSTS)
-@pytest.mark.each_value
 def test_texts_match_transformers(glm: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids

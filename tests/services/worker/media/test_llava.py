@@ -44,7 +44,6 @@ def chats(oracle: SquareReference) -> list[Chat]:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.each_value
 def test_texts_match_transformers(square: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids

@@ -31,8 +31,6 @@ from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, ON_HOSTS, Chat, chat, texts_of
 
-pytestmark = pytest.mark.each_value
-
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 1024}
 FIRST, SECOND = picture(1, 84, 140), picture(2, 84, 140)
 WIDE = picture(3, 196, 56)

@@ -25,7 +25,7 @@ from tests.services.worker.media.prompts import (
     texts_of,
 )
 
-pytestmark = [each_family, pytest.mark.each_value]
+pytestmark = each_family
 
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
 

@@ -56,7 +56,6 @@ def chats(oracle: TilesReference) -> list[Chat]:
 
 
 @pytest.mark.parametrize("kernels", ON_HOSTS)
-@pytest.mark.each_value
 def test_texts_match_transformers(tiles: Path, chats: list[Chat], kernels: str) -> None:
     first, second, both, _ = chats
     assert first.expected.prompt_ids == second.expected.prompt_ids

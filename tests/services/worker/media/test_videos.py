@@ -18,10 +18,9 @@ LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batc
 
 
 QWEN3, ERNIE = (pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3-vl", "ernie4.5-vl"))
-pytestmark = [
-    pytest.mark.parametrize("folder", ["qwen2.5-vl", QWEN3, ERNIE], indirect=True, scope="session"),
-    pytest.mark.each_value,
-]
+pytestmark = pytest.mark.parametrize(
+    "folder", ["qwen2.5-vl", QWEN3, ERNIE], indirect=True, scope="session"
+)
 
 
 def clip(oracle: Reference, seed: int, *sides: int, seconds: float) -> Clip:

@@ -74,7 +74,6 @@ async def test_fields_without_effect_are_named_in_the_queued_response(
             await until_status(client, reply.parse().id, "completed")
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("is_here", [True, False])
 @pytest.mark.parametrize("is_accepted", [True, False])
 async def test_one_is_cancelled_through_any_gateway(
