@@ -17,10 +17,13 @@ from tests.kernels.compiled import needs_compiler
 from tests.kernels.dry_engine import MAX_LEN, VOCAB_SIZE, DryEngine, start
 
 MIMO: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+ALWAYS = "Qwen3-MoE in codes of four bits, a dense layer, its KV cache in int8"
+"""Compiled in each run: attention, GEMMs, experts, sampling and codes. The kernels of the other
+models take minutes; each also has a test of its own (``test_*_compiles.py``)."""
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3, bfloat16, heads of 128": {"architectures": ["Qwen3ForCausalLM"], "head_size": 128},
     "MiMo, bfloat16, heads of 128": {**MIMO, "head_size": 128},
-    "Qwen3-MoE in codes of four bits, a dense layer, its KV cache in int8": {
+    ALWAYS: {
         "architectures": ["Qwen3MoeForCausalLM"],
         "head_size": 128,
         "mlp_only_layers": [0],
@@ -83,18 +86,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
-SLOW = (
-    "MiMo, bfloat16, heads of 128",
-    "Gemma 3, bfloat16, heads of 128 in six groups",
-    "Nemotron 3, bfloat16, layers of one mixer",
-    "Granite 4, bfloat16, Mamba-2 and nothing that turns",
-    "Qwen3, bfloat16, heads of 128",
-    "MiMo, float32, heads of 64",
-    "LFM2, bfloat16, short convolutions",
-    "Gemma 2, bfloat16, heads of 256",
-    "gpt-oss, bfloat16, heads of 64 in two groups",
-    "DeepSeek-V3, bfloat16, latents",
-)
 # The first test of a model compiles all its kernels.
 pytestmark = [needs_compiler, pytest.mark.timeout(900)]
 ASKED = {"returns_processed": True, "acceptance": torch.tensor([0.7])}
@@ -149,7 +140,8 @@ def started_on(card: DryDriver, name: str) -> Started:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
+    "name",
+    [pytest.param(name, marks=() if name == ALWAYS else pytest.mark.slow) for name in MODELS],
 )
 def test_no_kernel_spills(name: str) -> None:
     with dry_card() as card, torch.inference_mode():

@@ -29,13 +29,13 @@ ADDED = (OUT, DOWN, SMALL_DOWN, TINY_DOWN)
 GATED = [(24576, 4096), (1536, 256)]
 # float32 has no tensor cores and takes the most registers.
 WIDEST = [(HEAD, 64, torch.float32), (TINY_QKV, 64, torch.float32)]
-ALONE = (QKV, DOWN, HEAD, TINY_QKV)  # also with a single token
+ALWAYS = {(QKV, 1), (HEAD, 1), (DOWN, 64), (TINY_DOWN, 64)}
 PRODUCTS = [
     pytest.param(
         shape,
         num,
         torch.bfloat16,
-        marks=() if num == 64 or (num == 1 and shape in ALONE) else pytest.mark.slow,
+        marks=() if (shape, num) in ALWAYS else pytest.mark.slow,
     )
     for shape in (QKV, OUT, DOWN, HEAD, SMALL_QKV, SMALL_DOWN, TINY_QKV, TINY_DOWN)
     for num in (1, 32, 64)
