@@ -7,22 +7,16 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from benchmarks.harness.checked_load import Load
-from benchmarks.harness.fleet import Fleet, Member, running_fleet
-from services.scheduler import service as scheduler_service
+from benchmarks.harness.fleet import Fleet
 from services.scheduler.cells import handover
-from services.scheduler.scheduler import Scheduler
 from services.scheduler.service import SchedulerService
 from services.worker import attachment
-from services.worker.service import WorkerService
 from shared.process.report import is_fit, make_report
 from shared.wire.messages import State
-from tests.mesh.forks import fork
 from tests.mesh.mesh import TEXT, Mesh, ask, running_mesh
 from tests.mesh.test_chain import client_of
 
 LONG = [7] * 100
-NUM_STREAMS = 8
 
 
 @pytest.fixture(autouse=True)
@@ -144,89 +138,7 @@ async def test_a_scheduler_without_a_worker_stands_by_until_the_other_one_is_los
         await mesh.until(lambda: not any(is_fit(each) for each in schedulers_of(mesh)))
 
 
-@pytest.mark.slow
-async def test_prompts_that_wait_for_a_slow_worker_move_to_slots_that_are_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(scheduler_service, "LOOK_S", 0.1)
-    monkeypatch.setattr(handover, "PATIENCE_S", 0.2)
-    async with (
-        running_mesh(tmp_path, num_schedulers=2, num_workers=2) as mesh,
-        client_of(mesh) as client,
-    ):
-        await until_balanced(mesh)
-        (other,) = (each for each in mesh.engines.values() if each is not mesh.engine)
-        mesh.engine.step_s = other.step_s = 0.2  # until some wait for the one that stays slow
-        (slow,) = [core for core in mesh.cores if is_of(mesh.services["worker"], core)]
-        streams = Streams(client, 24, 200)
-        (worker,) = slow.workers.values()
-        await mesh.until(lambda: len(worker.running) == 8 and slow.queues)
-        other.step_s = 0.002
-        running = {each.key for each in worker.running.values()}
-        await mesh.until(lambda: set(slow.sequences) <= running)
-        assert set(slow.sequences) == running, "all others have moved before one of these ended"
-        mesh.engine.step_s = 0.002
-        await streams.ended()
-        await mesh.until_idle()
-
-
-def is_of(worker: WorkerService, core: Scheduler) -> bool:
-    return any(name.startswith(f"{worker._config.instance}/") for name in core.workers)
-
-
-@pytest.mark.slow
-async def test_a_request_that_workers_die_of_is_found_out_in_whichever_cell_it_is(tmp_path: Path):
-    """The second worker runs it alone."""
-    poison = 4242
-    settings = {"TEST_POISON": str(poison), "DTYPE": "float32", "MAX_MODEL_LEN": "512"}
-    async with running_fleet(tmp_path, settings, fork) as fleet:
-        await start(fleet, scheduler=2, tokenizer=1, gateway=1)
-        for _ in range(2):
-            await fleet.start("worker", module="tests.mesh.poisoned_worker")
-        await fleet.until_ready()
-        (gateway,) = fleet.of("gateway")
-        async with aiohttp.ClientSession(gateway.url) as http:
-            body = {"prompt": [5, poison], "max_tokens": 3}
-            async with http.post("/v1/completions", json=body) as reply:
-                assert reply.status == 500
-                assert (await reply.json())["error"]["code"] == "worker_died"
-
-
 async def start(fleet: Fleet, **nums: int) -> None:
     for kind, num in nums.items():
         for _ in range(num):
             await fleet.start(kind)
-
-
-async def replace(fleet: Fleet, old: Member) -> None:
-    """Replaces it as an upgrade does."""
-    new = await fleet.start("scheduler")
-    while "state" not in await new.status():
-        await asyncio.sleep(0.05)
-    assert await fleet.stop(old) == 0
-    await new.until_ready()
-
-
-@pytest.mark.slow
-async def test_schedulers_are_replaced_and_killed_under_load(tmp_path: Path):
-    settings = {"TEST_PACE": str(tmp_path), "DRAIN_TIMEOUT_S": "1"}
-    async with running_fleet(tmp_path, settings, fork) as fleet:
-        await start(fleet, scheduler=2, tokenizer=2, gateway=1)
-        for _ in range(2):
-            await fleet.start("worker", module="tests.mesh.paced_worker")
-        await fleet.until_ready()
-        (gateway,) = fleet.of("gateway")
-        load = Load(NUM_STREAMS, 200, lambda number: gateway.url)
-        await load.learn()
-        running = asyncio.create_task(load.run())
-        for old in fleet.of("scheduler"):
-            await replace(fleet, old)
-        await fleet.kill(fleet.of("scheduler")[0])
-        goal = load.num_good + NUM_STREAMS
-        while load.num_good < goal and not load.failures:
-            await asyncio.sleep(0.02)
-        load.is_over = True
-        await running
-        assert not load.failures, load.failures[:5]
-        assert not load.differences
-        await fleet.until_idle()

@@ -1,13 +1,10 @@
 """A request through all four services over real sockets, with a fake engine."""
 
 import asyncio
-import itertools
 import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +18,9 @@ from openai import AsyncOpenAI
 
 from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
-from services.worker.engine.protocol import StepOutput
 from services.worker.service import WorkerService
 from shared.errors import ConfigError
 from shared.link.link import Link
-from shared.link.peer import Peer
 from shared.process.rate import UNKNOWN_RETRY_AFTER_S
 from shared.settings.scheduler import SchedulerConfig
 from shared.settings.worker import WorkerConfig
@@ -99,15 +94,6 @@ async def test_a_stream_joined_is_the_whole_text(tmp_path: Path):
         assert "".join([chunk.choices[0].text async for chunk in stream]) == whole
 
 
-async def test_sixty_four_streams_at_once_each_end_once_and_leave_nothing(tmp_path: Path):
-    capacity = Capacity(40, 16, 6, 32, 256)
-    async with running_mesh(tmp_path, capacity, step_s=0) as mesh, client_of(mesh) as client:
-        mesh.services["scheduler"]._core.max_waiting = 64
-        texts = await asyncio.gather(*(complete(client, 8 + i % 32) for i in range(64)))
-        assert [done.usage.completion_tokens for done in texts] == [8 + i % 32 for i in range(64)]
-        await mesh.until_idle()
-
-
 async def test_a_result_makes_no_plan_for_another_worker_while_the_waiting_queue_is_empty(
     tmp_path: Path,
 ):
@@ -125,28 +111,6 @@ async def test_a_result_makes_no_plan_for_another_worker_while_the_waiting_queue
         await complete(client, 200)
         assert num_calls.pop("steps") >= 200
         assert min(num_calls.values()) < 50
-        await mesh.until_idle()
-
-
-async def test_a_stop_string_ends_the_text_before_it_and_frees_the_blocks(tmp_path: Path):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        done = await complete(client, 1000, stop=["no fish", "zzz"])
-        assert done.choices[0].text == "The shoal turns as one, and "
-        assert done.choices[0].finish_reason == "stop"
-        assert done.usage.completion_tokens < 40
-        await mesh.until_idle()
-
-
-@pytest.mark.parametrize("is_stream", [True, False])
-async def test_a_client_that_leaves_frees_its_blocks(tmp_path: Path, is_stream: bool):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        request = asyncio.create_task(complete(client, 2000, stream=is_stream))
-        while not mesh.core.sequences:
-            await asyncio.sleep(0.01)
-        if is_stream:
-            await (await request).close()
-        else:
-            request.cancel()
         await mesh.until_idle()
 
 
@@ -198,17 +162,6 @@ async def test_clients_that_leave_the_waiting_queue_count_for_retry_after(tmp_pa
         await mesh.until_idle()
 
 
-async def test_a_request_without_a_successor_in_time_ends_with_an_error(tmp_path: Path):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        mesh.services["gateway"]._mesh._replay_s = 0.3
-        stream = await complete(client, 2000, stream=True)
-        await anext(stream)
-        await mesh.lose("tokenizer")
-        with pytest.raises(openai.APIError, match="no tokenizer is connected"):
-            async for _ in stream:
-                pass
-
-
 async def text_of(stream) -> str:
     return "".join([chunk.choices[0].text async for chunk in stream])
 
@@ -232,44 +185,6 @@ async def a_stream_that_stands_still(mesh: Mesh, client: AsyncOpenAI, num: int):
             goes_on.set()
 
 
-async def lose_tokenizers(mesh: Mesh, num: int, says_bye: bool) -> None:
-    for _ in range(num):
-        await mesh.until(lambda: mesh.core.sequences)
-        await mesh.lose("tokenizer", says_bye)
-        await mesh.until(lambda: not mesh.core.sequences)
-        mesh.start("tokenizer")
-
-
-async def test_an_accepted_request_is_not_charged_with_the_loss_of_tokenizers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    # All services share the test's loop, which a busy machine delays enough to explain a loss.
-    monkeypatch.setattr(Link, "stood_still", False)
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        whole = (await complete(client, 40)).choices[0].text
-        async with a_stream_that_stands_still(mesh, client, 40) as stream:
-            await lose_tokenizers(mesh, 3, says_bye=False)
-        assert whole.endswith(await text_of(stream))
-        await mesh.until_idle()
-
-
-async def test_a_request_is_replayed_twice_without_progress_and_no_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Schedulers keep a request until it ends."""
-    monkeypatch.setattr(Link, "stood_still", False)
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        async with a_stream_that_stands_still(mesh, client, 2000) as stream:
-            for _ in range(3):
-                await mesh.until(lambda: mesh.core.sequences)
-                await mesh.lose("scheduler", says_bye=False)
-                mesh.start("scheduler")
-        with pytest.raises(openai.APIError, match="3 services died"):
-            async for _ in stream:
-                pass
-        await mesh.until_idle()
-
-
 async def give_up(mesh: Mesh, service: str, lower: str, stood_still: bool) -> None:
     """``service`` gives up its peer ``lower``, which soon returns."""
     link, other = mesh.services[service]._link, mesh.services[lower]._link
@@ -278,21 +193,6 @@ async def give_up(mesh: Mesh, service: str, lower: str, stood_still: bool) -> No
     if stood_still:
         other._stood_still_s = time.monotonic()
     await mesh.until(lambda: any(each.hello.service == lower for each in link.peers))
-
-
-@pytest.mark.parametrize("stood_still", [True, False])
-async def test_a_scheduler_that_stood_still_is_no_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stood_still: bool
-):
-    monkeypatch.setattr(Link, "stood_still", False)
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        async with a_stream_that_stands_still(mesh, client, 40) as stream:
-            (open_prompt,) = mesh.services["gateway"]._mesh._prompts()
-            await give_up(mesh, "tokenizer", "scheduler", stood_still)
-            await mesh.until(lambda: open_prompt.attempt == 2 and mesh.core.sequences)
-            assert open_prompt.losses.num_charged == (0 if stood_still else 1)
-        await text_of(stream)
-        await mesh.until_idle()
 
 
 @pytest.mark.parametrize("stood_still", [True, False])
@@ -307,15 +207,6 @@ async def test_a_worker_that_stood_still_is_no_death(
             assert sequence.num_worker_deaths == (0 if stood_still else 1)
             assert sequence.is_isolated != stood_still
         await text_of(stream)
-        await mesh.until_idle()
-
-
-async def test_tokenizers_that_leave_on_purpose_are_not_counted(tmp_path: Path):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        whole = (await complete(client, 40)).choices[0].text
-        async with a_stream_that_stands_still(mesh, client, 40) as stream:
-            await lose_tokenizers(mesh, 5, says_bye=True)
-        assert whole.endswith(await text_of(stream))
         await mesh.until_idle()
 
 
@@ -359,20 +250,6 @@ async def test_a_mesh_without_worker_is_not_ready_and_answers_503(tmp_path: Path
         assert caught.value.status_code == 503
 
 
-@pytest.mark.parametrize("leaving", ["tokenizer", "worker"])
-async def test_a_service_that_drains_leaves_only_when_its_streams_have_ended(
-    tmp_path: Path, leaving: str
-):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        await complete(client, 3)
-        stream = await complete(client, 200, stream=True, stream_options={"include_usage": True})
-        await anext(stream)
-        draining = asyncio.create_task(mesh.services[leaving].drain())
-        *_, last = [chunk async for chunk in stream]
-        assert last.usage.completion_tokens == 200
-        await asyncio.wait_for(draining, 5)
-
-
 @pytest.mark.parametrize("has_smaller", [False, True])
 async def test_waiting_requests_fail_if_no_suitable_worker_returns_in_time(
     tmp_path: Path, has_smaller: bool
@@ -396,45 +273,6 @@ async def test_waiting_requests_fail_if_no_suitable_worker_returns_in_time(
         await mesh.until_idle()
 
 
-async def test_a_second_scheduler_has_no_worker_until_the_first_leaves_and_then_all(
-    tmp_path: Path,
-):
-    async with running_mesh(tmp_path, step_s=0.01) as mesh, client_of(mesh) as client:
-        second = SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="second"))
-        mesh.start("second", second)
-        await mesh.until(lambda: len(second._link.peers) == 2)
-        stream = await complete(client, 100, stream=True)
-        chunks = [await anext(stream)]
-        assert not second._workers
-        assert not second._core.sequences
-        await mesh.lose("scheduler")
-        chunks += [chunk async for chunk in stream]
-        text = "".join([chunk.choices[0].text for chunk in chunks])
-        assert text == (TEXT * 40)[: len(text)]
-        assert chunks[-1].choices[0].finish_reason == "length"
-        assert len(second._workers) == 1
-
-
-async def test_a_worker_with_another_context_is_refused_and_takes_over_nothing(
-    tmp_path: Path, caplog
-):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        engine = mesh.new_engine()
-        engine.capacity = msgspec.structs.replace(engine.capacity, max_model_len=4)
-        engine.model_info = msgspec.structs.replace(engine.model_info, max_model_len=4)
-        config = WorkerConfig(mesh_dir=tmp_path, instance="short")
-        mesh.start("short", WorkerService(config, lambda *_: engine))
-        stream = await complete(client, 300, stream=True)
-        await anext(stream)
-        expected = "refused us: max-model-len is 4, but 2048 at "
-        await mesh.until(lambda: expected in caplog.text)
-        await mesh.lose("worker")
-        mesh.start("worker")
-        chunks = [chunk async for chunk in stream]
-        assert chunks[-1].choices[0].finish_reason == "length"
-        assert len(mesh.core.workers) == 1
-
-
 async def test_a_scheduler_that_cannot_listen_leaves_no_socket(tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
@@ -442,52 +280,6 @@ async def test_a_scheduler_that_cannot_listen_leaves_no_socket(tmp_path: Path):
         with pytest.raises(ConfigError, match="in use"):
             await SchedulerService(config).run()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("fault", ["doubled", "lost"])
-async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_never_came(
-    tmp_path: Path, caplog, change: Callable[[str], float], fault: str
-):
-    capacity = Capacity(256, 16, 8, 64, 2048, stall_s=0.5)
-    async with running_mesh(tmp_path, capacity) as mesh, client_of(mesh) as client:
-        worker = mesh.services["worker"]
-        send, num_results, faulty = worker._send_result, itertools.count(1), []
-
-        def send_wrongly(peer: Peer, output: Future[StepOutput], *others: Any) -> None:
-            if next(num_results) == 5:
-                faulty.append(peer)
-            if peer in faulty and fault == "doubled":
-                result, arrays = output.result()
-                peer.send(result, *arrays)
-            unconnected = Peer(peer.hello, lambda *_: None)
-            is_lost = peer in faulty and fault == "lost"
-            send(unconnected if is_lost else peer, output, *others)
-
-        worker._send_result = send_wrongly
-        done = await complete(client, 40)
-        assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
-        assert done.usage.completion_tokens == 40
-        assert {"doubled": "came where", "lost": "has no result"}[fault] in caplog.text
-        assert change("shoal_stalled_workers_total") == (fault == "lost")
-        await mesh.until_idle()
-
-
-async def test_a_request_goes_on_after_a_result_whose_parts_do_not_fit(tmp_path: Path, caplog):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        step, num_steps = mesh.engine.step, itertools.count(1)
-
-        def misfit(plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:
-            result, arrays = step(plan, ids)
-            if next(num_steps) == 5:
-                arrays = arrays._replace(ids=np.append(arrays.ids, arrays.ids))
-            return result, arrays
-
-        mesh.engine.step = misfit
-        done = await complete(client, 40)
-        assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
-        assert done.usage.completion_tokens == 40
-        assert "is down: a bad message" in caplog.text
-        await mesh.until_idle()
 
 
 async def test_a_prompt_is_shown_as_text_with_the_places_of_its_tokens(tmp_path: Path):

@@ -1,7 +1,6 @@
 """Sequences that move between workers with their KV blocks, seen by clients: real processes."""
 
 import asyncio
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +12,7 @@ import pytest_asyncio
 from openai import AsyncOpenAI
 
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
-from shared.model_folder import EMBEDDED_MODEL
 from tests.mesh.forks import fork
-from tests.services.worker.foreign_checkpoints import save_family
-from tests.services.worker.hybrids import save_hybrid
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -32,31 +28,7 @@ PROMPTS = [
     for number in range(NUM_STREAMS)
 ]
 RECOMPUTED = "shoal_recomputed_tokens_total"
-HITS = "vllm:prefix_cache_hits_total"
 FREE = 'shoal_kv_blocks{state="free"}'
-
-
-def of_windows(model: Path) -> None:
-    save_family(model, "Gemma3ForCausalLM", **SIZES, sliding_window=70)
-
-
-def of_states(model: Path) -> None:
-    save_hybrid(model, "qwen3.5", **SIZES)
-
-
-SIZES: dict[str, Any] = {"vocab_size": 8192, "max_position_embeddings": 1024}
-KINDS = {"windows": of_windows, "states": of_states}
-
-
-def settings_of(kind: str, directory: Path) -> dict[str, str]:
-    """For a model with windows or states."""
-    model = directory / "model"
-    model.mkdir()
-    KINDS[kind](model)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(EMBEDDED_MODEL / name, model)
-    own = {"MODEL": str(model), "SERVED_MODEL_NAME": "shoal-tiny", "NUM_GPU_BLOCKS_OVERRIDE": "800"}
-    return SETTINGS | own
 
 
 @asynccontextmanager
@@ -141,25 +113,6 @@ async def test_sequences_of_a_leaving_worker_go_on_without_being_computed_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("leaving", ["worker", "scheduler"])
-async def test_sequences_of_a_cell_that_ends_go_on_in_another(
-    tmp_path: Path, wanted: list[list[Any]], leaving: str
-) -> None:
-    """Prompts of sequences that move are not computed again."""
-    async with mesh(tmp_path, "both", "both", num_cells=2) as fleet:
-        found = await answer(fleet, lambda: fleet.stop(fleet.of(leaving)[0]))
-        cells = await scheduler_metrics(fleet)
-        await fleet.until_idle()
-    assert found == wanted
-    if leaving == "worker":
-        num_moves = sum(moves(each, "leaving") for each in cells)
-        assert num_moves >= 1
-    else:  # whose metrics went with it
-        num_moves = 1
-    assert sum(each[HITS] for each in cells) > num_moves * (PROMPT_LEN - 16)
-
-
-@pytest.mark.slow
 async def test_a_prefill_worker_hands_its_sequences_over(
     tmp_path: Path, wanted: list[list[Any]]
 ) -> None:
@@ -170,78 +123,3 @@ async def test_a_prefill_worker_hands_its_sequences_over(
     assert found == wanted
     assert moves(metrics, "role") >= 1
     assert recomputed(metrics) < 16 * NUM_STREAMS, "more than the last blocks of prompts"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1], ids=["prefill", "decode"])
-async def test_roles_are_wishes_and_losses_cost_no_text(
-    tmp_path: Path, wanted: list[list[Any]], lost: int
-) -> None:
-    async with mesh(tmp_path, "prefill", "decode") as fleet:
-        worker = fleet.of("worker")[lost]
-        found = await answer(fleet, lambda: fleet.kill(worker))
-        await fleet.until_idle()
-    assert found == wanted
-
-
-@pytest.fixture(scope="module", params=[*KINDS])
-def kind(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def of_kind(kind: str, tmp_path_factory: pytest.TempPathFactory) -> "OfKind":
-    """Settings for a model with windows or states, and the replies of one worker that stays."""
-    directory = tmp_path_factory.mktemp(kind)
-    settings = settings_of(kind, directory)
-    async with mesh(directory, "both", settings=settings) as fleet:
-        return settings, await answer(fleet)
-
-
-OfKind = tuple[dict[str, str], list[list[Any]]]
-
-
-@pytest.mark.slow
-async def test_windows_and_states_go_on_without_prompts_being_computed_again(
-    tmp_path: Path, of_kind: OfKind
-) -> None:
-    settings, wanted = of_kind
-    async with mesh(tmp_path, "both", "both", settings=settings) as fleet:
-        leaving: Member = fleet.of("worker")[0]
-        found = await answer(fleet, lambda: fleet.stop(leaving))
-        (metrics,) = await scheduler_metrics(fleet)
-        await fleet.until_idle()
-    assert found == wanted
-    assert moves(metrics, "leaving") >= 1
-    assert recomputed(metrics) < 64 * moves(metrics, "leaving"), "more than behind the last point"
-
-
-@pytest.mark.slow
-async def test_windows_and_states_are_handed_over_by_a_prefill_worker(
-    tmp_path: Path, of_kind: OfKind
-) -> None:
-    settings, wanted = of_kind
-    async with mesh(tmp_path, "prefill", "decode", settings=settings) as fleet:
-        found = await answer(fleet)
-        (metrics,) = await scheduler_metrics(fleet)
-        await fleet.until_idle()
-    assert found == wanted
-    assert moves(metrics, "role") >= 1
-    assert recomputed(metrics) < 64 * NUM_STREAMS, "more than behind the last points of prompts"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("leaving", ["worker", "scheduler"])
-async def test_windows_and_states_go_on_in_another_cell(
-    tmp_path: Path, of_kind: OfKind, leaving: str
-) -> None:
-    settings, wanted = of_kind
-    async with mesh(tmp_path, "both", "both", num_cells=2, settings=settings) as fleet:
-        found = await answer(fleet, lambda: fleet.stop(fleet.of(leaving)[0]))
-        cells = await scheduler_metrics(fleet)
-        await fleet.until_idle()
-    assert found == wanted
-    num_moves = sum(moves(each, "leaving") for each in cells) if leaving == "worker" else 1
-    assert num_moves >= 1
-    assert sum(each[HITS] for each in cells) > num_moves * (PROMPT_LEN - 64)

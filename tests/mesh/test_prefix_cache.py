@@ -1,7 +1,6 @@
 """The client's view of the prefix cache, through all four services; a fake engine checks that the
 blocks really hold everything a plan calls cached."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +69,6 @@ async def test_keys_share_a_cache_only_where_the_setting_says_so(tmp_path: Path,
                 assert cached == [32 if number and is_shared else 0, 32]
 
 
-async def test_the_first_choice_counts_cached_tokens_and_the_others_hit_the_cache(
-    tmp_path: Path, change: Any
-):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        assert (await complete(client, n=4))[1] == 0
-        await mesh.until_idle()
-    assert change("vllm:prefix_cache_queries_total") == 4 * 40
-    assert change("vllm:prefix_cache_hits_total") == 3 * 32
-
-
 async def test_the_cache_is_emptied_at_the_admin_port(tmp_path: Path):
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         await complete(client)
@@ -99,17 +88,3 @@ async def test_the_cache_is_emptied_at_the_admin_port(tmp_path: Path):
             async with session.get("http://admin/reset_prefix_cache") as response:
                 assert response.status == 405
         assert (await complete(client))[1] == 0
-
-
-@pytest.mark.parametrize("lost", ["tokenizer", "scheduler"])
-async def test_after_a_replay_usage_has_the_cached_tokens_of_the_first_attempt(
-    tmp_path: Path, lost: str
-):
-    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        await complete(client, prompt=PROMPT[:20])
-        request = asyncio.create_task(complete(client, max_tokens=400, n=2))
-        await mesh.until(lambda: any(len(s.emitted) > 20 for s in mesh.core.sequences.values()))
-        await mesh.lose(lost)
-        mesh.start(lost)
-        assert (await request)[1] == 16
-        await mesh.until_idle()

@@ -9,12 +9,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from benchmarks.harness.fleet import Member, running_fleet
 from cli.trace.command import main as draw
 from services.gateway.service import GatewayService
 from shared.settings.gateway import GatewayConfig
-from shared.wire.messages import MAX_TRACED, Capacity
-from tests.mesh.forks import fork
+from shared.wire.messages import MAX_TRACED
 from tests.mesh.mesh import Mesh, running_mesh
 from tests.mesh.test_pooling import TEXTS, serving
 from tests.pooling_models import save_embedder
@@ -28,7 +26,6 @@ BODIES: dict[str, dict[str, Any]] = {
     RESPONSES: {"input": "Hi", "max_output_tokens": 7},
     MESSAGES: {"messages": TALK, "max_tokens": 7},
 }
-ONE_SLOT = Capacity(256, 16, 1, 64, 2048)
 
 
 @asynccontextmanager
@@ -106,38 +103,6 @@ async def test_the_spans_of_all_services_lie_within_the_request(tmp_path: Path, 
     assert len({span["id"] for span in trace["spans"]}) == len(trace["spans"])
 
 
-async def test_a_request_reports_the_reason_for_its_wait(tmp_path: Path) -> None:
-    async with mesh_and_client(tmp_path, capacity=ONE_SLOT) as (mesh, http):
-        first = asyncio.create_task(ask(http, "first", max_tokens=100))
-        await mesh.until(lambda: mesh.core.workers and mesh.core.sequences)
-        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
-        later = asyncio.create_task(ask(http, "later"))
-        await mesh.until(lambda: len(mesh.core.sequences) == 2)
-        urgent = asyncio.create_task(ask(http, "urgent", priority=0))
-        await asyncio.gather(first, later, urgent)
-        queues = [
-            one(await trace_of(http, name), "scheduler", "queue") for name in ("first", "later")
-        ]
-    free, full = (queue["attributes"] for queue in queues)
-    assert "slots_ms" not in free
-    assert full["reason"] == "slots"
-    assert (full["num_before"], full["num_sooner"]) == (0, 0)
-    assert 0 < full["slots_ms"] <= queues[1]["duration_ms"]
-
-
-async def test_one_that_others_overtook_waited_for_their_priority(tmp_path: Path) -> None:
-    async with mesh_and_client(tmp_path, capacity=ONE_SLOT) as (mesh, http):
-        requests = [asyncio.create_task(ask(http, "first", max_tokens=100))]
-        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
-        for name, priority in (("late", 100), ("a", 0), ("b", 0)):
-            num = len(mesh.core.sequences)
-            requests.append(asyncio.create_task(ask(http, name, priority=priority)))
-            await mesh.until(lambda num=num: len(mesh.core.sequences) > num)
-        await asyncio.gather(*requests)
-        queue = one(await trace_of(http, "late"), "scheduler", "queue")["attributes"]
-    assert (queue["reason"], queue["num_before"], queue["num_sooner"]) == ("priority", 0, 2)
-
-
 async def test_a_lost_worker_shows_in_the_traces_of_its_sequences(tmp_path: Path) -> None:
     async with mesh_and_client(tmp_path, num_workers=2) as (mesh, http):
         request = asyncio.create_task(ask(http, "moved", max_tokens=200))
@@ -163,44 +128,6 @@ async def test_a_lost_worker_shows_in_the_traces_of_its_sequences(tmp_path: Path
     assert {span["service"]["instance"] for span in named(trace, "worker", "decode")} == {
         after["worker"]
     }
-
-
-async def test_a_sequence_waits_for_the_successor_of_its_only_worker(
-    tmp_path: Path,
-) -> None:
-    async with mesh_and_client(tmp_path) as (mesh, http):
-        request = asyncio.create_task(ask(http, "alone", max_tokens=300))
-        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
-        await mesh.lose("worker", says_bye=False)
-        await mesh.until(lambda: not mesh.core.workers)
-        await asyncio.sleep(0.2)
-        mesh.start("worker")
-        await request
-        trace = await trace_of(http, "alone")
-    _, again = (queue["attributes"] for queue in named(trace, "scheduler", "queue"))
-    assert (again["after"], again["reason"]) == ("worker_lost", "no_worker")
-
-
-@pytest.mark.slow
-async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None:
-    """Real processes: only the killed worker's report is missing."""
-    settings = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
-    async with running_fleet(tmp_path, settings, fork) as fleet:
-        await fleet.start_all(scheduler=1, worker=2, tokenizer=1, gateway=1)
-        async with aiohttp.ClientSession(fleet.of("gateway")[0].url) as http:
-            request = asyncio.create_task(ask(http, "hit", max_tokens=600))
-            victims: list[Member] = []
-            while not victims:
-                statuses = [(each, await each.status()) for each in fleet.of("worker")]
-                victims = [each for each, status in statuses if status["load"]]
-            await fleet.kill(victims[0])
-            await request
-            trace = await trace_of(http, "hit")
-    runs = [run["attributes"] for run in named(trace, "scheduler", "run")]
-    assert [run["ends_with"] for run in runs] == ["worker_lost", "length"]
-    assert runs[0]["worker"] == victims[0].instance != runs[1]["worker"]
-    assert sum(run["num_output_tokens"] for run in runs) == 600
-    assert {span["service"]["instance"] for span in trace["spans"]} >= {runs[1]["worker"], "g5"}
 
 
 @pytest.mark.slow
