@@ -48,7 +48,6 @@ def per_token_s(bench: Bench) -> float:
     return sum(step_s for _, _, step_s in bench.rows) / len(bench.rows)
 
 
-@pytest.mark.each_value
 @pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("num_streams", [1, 8])
 @pytest.mark.parametrize("cost", COSTS)
