@@ -319,6 +319,7 @@ WINGS = {
             "tests/gpu/test_stores_on_cuda.py",
             "tests/mesh/test_device_stores.py",
             "tests/mesh/test_stores.py",
+            "benchmarks/sessions.py",
             "benchmarks/stores.py",
         ),
         needs=(LAYOUT,),

@@ -128,7 +128,7 @@ class SchedulerArena:
         keys = np.frombuffer(b"".join(stored), np.uint8)
         places = np.array([3, 0], np.int32)
         self.inventory: list[np.ndarray] = [keys, places]
-        copied = Copied(2, stored[:1], fresh, is_down=True)
+        copied = Copied(2, stored[:1], fresh, is_down=True, load_s=0.1)
         with_stored = msgspec.structs.replace(copied, unsaved=stored)
         reports = [SpanReport("r~1/0/0", 1, "worker", "w", SPANS)]
         values = np.zeros(3 * 2 + 3, np.float32)
@@ -156,7 +156,7 @@ class SchedulerArena:
             (Arrived(fresh, True), []),
             (Settled(stored), []),
             (DISK, self.inventory),
-            (Fetched(2, stored[:1]), []),
+            (Fetched(2, stored[:1], fetch_s=0.1), []),
             (Spilled(2, stored[:1], is_down=True), []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)

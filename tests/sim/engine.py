@@ -33,6 +33,7 @@ from tests.sim.images import PLACEHOLDER, SimulatedMedia
 STOP = 251
 """Every so many tokens a text ends by itself."""
 STEP_S = 2e-3
+LOAD_S = 1e-4  # of a place of a store
 NUM_ADDED, ADDED_EVERY = 3, 16
 """One in so many tokens is an added one of the embedded model."""
 
@@ -120,6 +121,7 @@ class SimulatedEngine(StepEngine):
             stores=self.stores,
             disk=self.disk,
             disks=self.disks,
+            byte_s=LOAD_S / (1 << 20),
             inbox=self.next_inboxes.popleft(),
             num_pieces=self._num_pieces,
         )

@@ -6,6 +6,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from services.scheduler.stores.cell import CellStores
 from services.scheduler.stores.copies import StoreCopies
 from services.scheduler.stores.disk import DiskCopies
@@ -18,6 +20,7 @@ from shared.wire.messages import (
     STORED_WINDOWS_MINOR,
     STORES_MINOR,
     Capacity,
+    Fetched,
 )
 from tests.services.scheduler.stores.storing_worker import Job, SimulatedStore
 from tests.sim.adapters import AdaptingWorker
@@ -137,11 +140,14 @@ class StoringService(AdaptingWorker):
         delay_s = self._folders.disk_s * loop.random.uniform(0.3, 3)
         due_s = max(self._due_s[number] + MOMENT_S, loop.now_s + delay_s)
         self._due_s[number] = due_s
-        loop.call_later(due_s - loop.now_s, self._do, peer, self._engine_of().worker, job)
+        worker = self._engine_of().worker
+        loop.call_later(due_s - loop.now_s, self._do, peer, worker, job, delay_s)
 
-    def _do(self, peer: Peer, worker: Any, job: Job) -> None:
+    def _do(self, peer: Peer, worker: Any, job: Job, delay_s: float) -> None:
         """A former scheduler gets no answer."""
         message = job()
+        if isinstance(message, Fetched):
+            message = replace(message, fetch_s=delay_s)
         is_home = self._attachment.home is peer and self._engine_of().worker is worker
         if message is not None and is_home:
             peer.send(message)

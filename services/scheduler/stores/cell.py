@@ -180,8 +180,8 @@ def _checked(inventory: Inventory, keys: np.ndarray, places: np.ndarray) -> dict
 
 
 def _parts(inventory: Inventory, full: dict[bytes, int], before: Store | None) -> list[Places]:
-    """The places of blocks, and of states if there are any. Places that ``before`` was to forget
-    are free."""
+    """The places of blocks, and of states if there are any. Places with content that ``before`` was
+    to forget are free."""
     sizes = [(0, inventory.num_places, inventory.place_bytes)]
     if inventory.num_states:
         sizes.append((FIRST_STATE, inventory.num_states, inventory.state_bytes))
@@ -190,8 +190,8 @@ def _parts(inventory: Inventory, full: dict[bytes, int], before: Store | None) -
         mine = {
             key: place - first for key, place in full.items() if first <= place < first + num_places
         }
-        forgets = before.parts[number].forgets if before and number < len(before.parts) else ()
-        parts.append(Places(num_places, place_bytes, mine, forgets, first))
+        stale = before.parts[number].stale if before and number < len(before.parts) else ()
+        parts.append(Places(num_places, place_bytes, mine, stale, first))
     return parts
 
 

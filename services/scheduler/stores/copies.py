@@ -7,37 +7,36 @@ overwritten. Other workers find them once the plan has run.
 
 **Loads.** A hit goes on in stores behind the cached prefix, as far as each block is in a store or
 in the cache; with states it ends where the state is in one of both, and with windows where stores
-have the last blocks. The sequence gets its slot and its blocks, rows of later plans load them, and
-it is computed once all are there. If one is lost, it is forgotten, and the sequence returns to the
-queue for a shorter hit. A place is pinned until it is read; a place on a disk is fetched before
-(``disk.py``). A state is loaded to the copy of its sequence; it stays there, and blocks of windows
-stay in theirs, as a keep point.
+have the last blocks. It ends sooner if computing is quicker (``choice.py``). The sequence gets its
+slot and its blocks, rows of later plans load them (``loads.py``), and it is computed once all are
+there. If one is lost, it is forgotten, and the sequence returns to the queue for a shorter hit. A
+place is pinned until it is read; a place on a disk is fetched before (``disk.py``). A state is
+loaded to the copy of its sequence; it stays there, and blocks of windows stay in theirs, as a keep
+point.
 
 **Suspects.** A lost worker may have died of the bytes that it loaded. These are forgotten, and a
 sequence that has lost two workers loads nothing.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
 
 from prometheus_client import Counter
 
 from services.scheduler.block_pool import KeepPoint
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence, WaitReason
+from services.scheduler.stores.choice import LoadChoice
 from services.scheduler.stores.disk import Copy, DiskCopies, Held
 from services.scheduler.stores.hits import StoreHits
 from services.scheduler.stores.index import Location, Places, Reach, Store, group_key, state_key
+from services.scheduler.stores.loads import Loads
 from services.scheduler.stores.saves import MAX_COPIES, MAX_COPY_BYTES, Saves
-from services.scheduler.stores.tables import LaterTables
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
 from shared.wire.messages import Copied, Fetched, Forget, Load, PlanRow, Save, Spilled
 
-MIN_LOADED = 2
-"""Blocks worth a load: the sequence waits for two plans."""
 MAX_FORGETS = 4096  # rows of a plan
 
 HIT_TOKENS = Counter("shoal_kv_store_hit_tokens", "Tokens of hits that went on in stores")
@@ -52,7 +51,7 @@ class _Sent:
     """The rows of a plan without a result."""
 
     step: int
-    forgets: list[tuple[Places, int]] = field(default_factory=list)
+    forgets: list[tuple[Places, list[int]]] = field(default_factory=list)
     saves: dict[bytes, tuple[Places, int]] = field(default_factory=dict)
     loads: list[Copy] = field(default_factory=list)
     is_answered: bool = False
@@ -76,11 +75,12 @@ class StoreCopies(Resource):
         self.disk: DiskCopies | None = None
         store.owner = self
         self._worker = worker
-        self._pool, self._find = worker.pool, worker.index.find
+        self._pool = worker.pool
         self._size = worker.capacity.block_size
         self._has_states = worker.blocks.has_states
         self._hits = StoreHits(worker, self.reach)
-        self._tables = LaterTables(worker.capacity, worker.pool)
+        self._choice = LoadChoice(worker, self.reach, self._hits)
+        self._loads = Loads(worker, self.reach, self._hits)
         self._put_back = put_back
         self._held: dict[int, Held] = {}  # by slot
         sizes = worker.capacity.num_blocks, worker.capacity.num_states or 0
@@ -94,7 +94,7 @@ class StoreCopies(Resource):
         worker.may_await = True
 
     def add_disk(self, location: Location, store: Store) -> None:
-        self.disk = DiskCopies(location, store, self.store)
+        self.disk = self._choice.disk = DiskCopies(location, store, self.store)
         self.reach.disk = location
 
     # --- sequences ------------------------------------------------------------------------------
@@ -102,21 +102,21 @@ class StoreCopies(Resource):
     def num_loadable(self, sequence: Sequence, num_blocks: int) -> int:
         """A state is loaded to a copy, which must be free or in the cache."""
         has_copy = bool(self._pool.num_free_states or self._pool.keep_points)
-        return self._end_of(sequence, num_blocks, loads_states=has_copy) - num_blocks
+        end = self._choice.find_end(sequence, num_blocks, loads_states=has_copy)
+        return end - num_blocks
 
     def take(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
         first = allocation.num_indexed
-        end = self._end_of(sequence, first, loads_states=allocation.to_state is not None)
-        if not self._tables.has_room(allocation, end):
-            end = first
-        self._use(sequence, end, [end])
         held = self._held[allocation.slot] = Held(sequence, allocation)
+        loads_states = allocation.to_state is not None
+        end = self._choice.choose(sequence, first, loads_states=loads_states)
+        if not self._loads.has_room(held, end):
+            end = first
+        self._loads.use(sequence, end, [end])
         if end == first:
             return
-        loads = [*self._take_whole(held, first, end), *self._take_last(held, first, end)]
-        for each in loads:
-            each.places.pin(each.key)
+        loads = self._loads.take(held, first, end)
         self._to_load += (each for each in loads if not each.is_on_disk)
         if self.disk is not None:
             self.disk.to_fetch += (each for each in loads if each.is_on_disk)
@@ -136,7 +136,7 @@ class StoreCopies(Resource):
         if held.num_left:
             self._give_up(held)
         ends = [each.num_blocks for each in held.allocation.keep_points[-2:]]
-        self._use(held.sequence, held.allocation.num_indexed, ends)
+        self._loads.use(held.sequence, held.allocation.num_indexed, ends)
 
     def distrust(self, sequence: Sequence) -> None:
         for key in self._hits.all_keys(sequence, sequence.allocated.num_indexed):
@@ -151,70 +151,6 @@ class StoreCopies(Resource):
                 each.places.unpin(each.key)
                 if self.disk is not None and each.is_on_disk and queue is self._to_load:
                     self.disk.unfetch(each)
-
-    def _end_of(self, sequence: Sequence, first: int, *, loads_states: bool) -> int:
-        """The number of blocks to begin with; the ``first`` ones are in the cache."""
-        if sequence.num_worker_deaths > 1:
-            return first
-        end = self._hits.find_end(sequence, first, loads_states=loads_states)
-        return end if end - first >= MIN_LOADED else first
-
-    def _take_whole(self, held: Held, first: int, end: int) -> Iterator[Copy]:
-        """Shares the blocks in the cache; yields the loads of the other ones."""
-        if not self._hits.has_whole:
-            return
-        blocks = held.allocation.tables[0].blocks
-        for number in range(first, end):
-            key = held.sequence.block_hash(number, self._size)
-            if (cached := self._find(key)) is None:
-                yield self._copy(held, key, blocks[number])
-            else:
-                self._pool.share([cached])
-                self._pool.free([blocks[number]])
-                blocks[number] = cached
-
-    def _take_last(self, held: Held, first: int, end: int) -> Iterator[Copy]:
-        """The loads for layers with windows or a state. Blocks are taken after the cached ones are
-        shared, which they may evict."""
-        self._tables.move(held.allocation, end)
-        for group, _ in self._hits.windows:
-            table = held.allocation.tables[group]
-            for number in range(max(first, table.num_passed), end):
-                key = group_key(held.sequence.block_hash(number, self._size), group)
-                yield self._copy(held, key, table.blocks[number - table.num_passed])
-        if self._has_states:
-            yield from self._take_state(held, end)
-
-    def _take_state(self, held: Held, end: int) -> Iterator[Copy]:
-        """Has the slot begin with the state behind ``end`` blocks; yields its load if the cache
-        lacks it."""
-        allocation = held.allocation
-        key = held.sequence.block_hash(end - 1, self._size)
-        allocation.copied_after = end * self._size
-        if (point := self._pool.keep_points.get(key)) is not None:
-            self._pool.use(point)
-            allocation.keep_points.append(point)
-            allocation.from_state = point.state
-            return
-        allocation.from_state = allocation.to_state
-        assert allocation.to_state is not None
-        yield self._copy(held, state_key(key), allocation.to_state, allocation.slot)
-
-    def _copy(self, held: Held, key: bytes, number: int, slot: int | None = None) -> Copy:
-        found = self.reach.find(key)
-        assert found is not None
-        store, places, is_on_disk = found
-        place = places.first + places.full[key]
-        return Copy(held, key, number, store, places, place, slot, is_on_disk)
-
-    def _use(self, sequence: Sequence, num_blocks: int, ends: Iterable[int]) -> None:
-        """Notes the use of its first blocks: the last one is overwritten first, since the ones
-        before it are usable without it. So are the last blocks and states at ``ends``."""
-        numbers = reversed(range(num_blocks if self._hits.has_whole else 0))
-        whole = (sequence.block_hash(each, self._size) for each in numbers)
-        last = (key for end in ends for key in self._hits.last_keys(sequence, end))
-        for key in chain(whole, last):
-            self.reach.use(key)
 
     # --- plans ----------------------------------------------------------------------------------
 
@@ -238,11 +174,12 @@ class StoreCopies(Resource):
         rows: list[PlanRow] = []
         for store in self._own:
             for part in store.parts:
-                places = [*part.forgets][: MAX_FORGETS - len(rows)]
-                for place in places:
-                    del part.forgets[place]
-                sent.forgets += ((part, place) for place in places)
+                places = part.send_forgets(sent.step, MAX_FORGETS - len(rows))
                 is_on_disk = store is not self.store
+                if self.disk is not None and is_on_disk:
+                    self.disk.clearing.append((sent.step, part, places))
+                else:
+                    sent.forgets.append((part, places))
                 rows += (Forget(part.first + place, is_on_disk) for place in places)
         return rows
 
@@ -304,6 +241,8 @@ class StoreCopies(Resource):
     def finish(self, step: int) -> None:
         if self._sent and self._sent[0].step == step:
             sent = self._sent.popleft()
+            for part, places in sent.forgets:
+                part.note_cleared(places, step)
             if (sent.saves or sent.loads) and not sent.is_answered:
                 raise CodecError(f"step {step} loads or saves blocks, and no Copied came before it")
 
@@ -321,6 +260,8 @@ class StoreCopies(Resource):
             for each in self._saves:
                 each.clear()
         self.reach.memory.note_saves(sent.saves, unsaved)
+        if not lost:
+            self._choice.memory.note(_num_bytes(sent.loads), copied.load_s)
         self._note_loads(sent.loads, lost)
 
     def note_spilled(self, spilled: Spilled) -> None:
@@ -334,6 +275,8 @@ class StoreCopies(Resource):
         if self.disk is None:
             raise CodecError("a Fetched without an Inventory of a disk")
         copies, missing = self.disk.note_fetched(fetched)
+        if not missing:
+            self._choice.on_disk.note(_num_bytes(copies), fetched.fetch_s)
         for each in copies:
             if self._held.get(each.held.allocation.slot) is each.held:
                 self._to_load.append(each)
@@ -381,21 +324,20 @@ class StoreCopies(Resource):
         self._worker.index.on_add = self._worker.blocks.on_keep = None
         self._worker.resources.remove(self)
         self._saves.clear()
-        store, location = self.store, self.reach.memory
         for sent in self._sent:
             if not sent.is_answered:
-                location.saving -= sent.saves.keys()
-                location.dropped -= sent.saves.keys()
+                for key in sent.saves:
+                    self.reach.memory.end_save(key)
                 for each in sent.loads:
                     each.places.unpin(each.key)
                     self.reach.forget(each.key)
-            owned = [part for each in self._own for part in each.parts]
-            for part, place in sent.forgets:
-                if any(part is each for each in owned):
-                    part.forgets[place] = None
         for each in self._to_load:
             each.places.unpin(each.key)
         if self._is_owner:
-            store.owner = None
+            self.store.owner = None
         if self.disk is not None:
             self.disk.close()
+
+
+def _num_bytes(copies: list[Copy]) -> int:
+    return sum(each.places.place_bytes for each in copies)

@@ -6,6 +6,9 @@ for, have no block that was used twice there, so that all are spilled.
 
 **Fetches.** The worker reads a place on a thread of its own, and holds the bytes for a load. The
 loaded block is saved in memory again, as any block that is new in the prefix cache.
+
+**Forgotten places.** The thread that writes clears them, without an answer of its own: the ones of
+a plan are clear when a spill of the plan, or of a later one, is answered.
 """
 
 from collections import deque
@@ -70,6 +73,7 @@ class DiskCopies:
         self.location, self.store = location, store
         store.owner = self
         self.to_fetch: deque[Copy] = deque()
+        self.clearing: deque[tuple[int, Places, list[int]]] = deque()  # to clear, by step
         self._memory = memory
         self._fetching: deque[tuple[int, list[Copy]]] = deque()
         self._unfetch: list[PlanRow] = []
@@ -105,9 +109,8 @@ class DiskCopies:
         on_disk = below.take()
         if on_disk is None:
             return
-        self.location.saving.add(key)
         self._num_spilled_bytes = num_bytes
-        self._saves[key] = below, on_disk
+        self._saves[key] = self.location.saving[key] = below, on_disk
         self._spills.append(Spill(key, above.first + place, below.first + on_disk))
 
     def spills(self, step: int) -> list[PlanRow]:
@@ -126,10 +129,18 @@ class DiskCopies:
             raise CodecError(f"a Spilled of step {spilled.step}, which has none, or other keys")
         self._spilling.popleft()
         self._is_down = self._is_down or spilled.is_down
+        while self.clearing and self.clearing[0][0] <= spilled.step:
+            step, places, cleared = self.clearing.popleft()
+            places.note_cleared(cleared, step)
         self._num_spilled_bytes -= sum(each.place_bytes for each, _ in spills.saves.values())
         self.location.note_saves(spills.saves, unsaved)
 
     # --- fetches --------------------------------------------------------------------------------
+
+    @property
+    def num_bytes_ahead(self) -> int:
+        """Counts the bytes to fetch, and the fetched ones that await a load."""
+        return self._num_fetched_bytes + sum(each.places.place_bytes for each in self.to_fetch)
 
     @property
     def _has_room(self) -> bool:
@@ -178,8 +189,8 @@ class DiskCopies:
 
     def close(self) -> None:
         for spills in self._spilling:
-            self.location.saving -= spills.saves.keys()
-            self.location.dropped -= spills.saves.keys()
+            for key in spills.saves:
+                self.location.end_save(key)
         fetching = [each for _, copies in self._fetching for each in copies]
         for each in (*self.to_fetch, *fetching):
             each.places.unpin(each.key)

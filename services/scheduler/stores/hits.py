@@ -47,6 +47,21 @@ class StoreHits:
         if self._has_states and end:
             yield state_key(sequence.block_hash(end - 1, self._size))
 
+    def missing_keys(self, sequence: Sequence, first: int, end: int) -> Iterator[bytes]:
+        """Of the blocks and the state to load for a beginning after ``end`` blocks; the cache has
+        the ``first`` ones."""
+        if self.has_whole:
+            hashes = (sequence.block_hash(each, self._size) for each in range(first, end))
+            yield from (each for each in hashes if self._find(each) is None)
+        for number, group in self.windows:
+            passed = num_passed(group, end * self._size, self._size)
+            for block in range(max(first, passed), end):
+                yield group_key(sequence.block_hash(block, self._size), number)
+        if self._has_states:
+            block_hash = sequence.block_hash(end - 1, self._size)
+            if block_hash not in self._pool.keep_points:
+                yield state_key(block_hash)
+
     def all_keys(self, sequence: Sequence, num_blocks: int) -> Iterator[bytes]:
         """Of its first blocks in all groups, and of the states after them."""
         hashes = [sequence.block_hash(each, self._size) for each in range(num_blocks)]

@@ -2,6 +2,7 @@
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from shared.wire.messages import MAX_GROUPS
@@ -25,21 +26,23 @@ def group_key(block_hash: bytes, group: int) -> bytes:
 class Places:
     """The ``full`` places of one size in a store by key; the store numbers them from ``first`` on.
     The first full one is overwritten first, unless it is pinned by loads under way; ``on_evict``
-    gets the key and the place before. Places in ``forgets`` are
-    free, and their content must not return: the worker has yet to be told."""
+    gets the key and the place before. Free places in ``forgets`` have content that must not return:
+    the worker has yet to clear them. A ``stale`` place may have some until the worker has cleared
+    it, or written another block there; its next process has to clear it again."""
 
     def __init__(
         self,
         num_places: int,
         place_bytes: int,
         full: Mapping[bytes, int],
-        forgets: Iterable[int] = (),
+        stale: Iterable[int] = (),
         first: int = 0,
     ) -> None:
         self.num_places = num_places
         self.place_bytes = place_bytes
         self.first = first
-        self.forgets = dict.fromkeys(each for each in forgets if each < num_places)
+        self.forgets = dict.fromkeys(each for each in stale if each < num_places)
+        self.stale: dict[int, int | None] = {**self.forgets}  # with the step that clears it
         left = {key: place for key, place in full.items() if place not in self.forgets}
         self.full = OrderedDict(left)  # its front is removed in constant time
         self.on_evict: Callable[[bytes, int], None] | None = None
@@ -63,12 +66,27 @@ class Places:
     def put(self, key: bytes, place: int) -> None:
         """``key`` is saved in a taken ``place``."""
         self.full[key] = place
+        self.stale.pop(place, None)
 
     def give_back(self, place: int, is_full: bool = False) -> None:
         """A taken place is free; one that ``is_full`` is to be forgotten."""
         self._free.append(place)
         if is_full:
-            self.forgets[place] = None
+            self.forgets[place] = self.stale[place] = None
+
+    def send_forgets(self, step: int, most: int) -> list[int]:
+        """Returns up to ``most`` places that the plan ``step`` has the worker clear."""
+        places = [*islice(self.forgets, most)]
+        for place in places:
+            del self.forgets[place]
+            self.stale[place] = step
+        return places
+
+    def note_cleared(self, places: Iterable[int], step: int) -> None:
+        """The worker has cleared the ``places`` of plan ``step``; some have become stale again."""
+        for place in places:
+            if self.stale.get(place) == step:
+                del self.stale[place]
 
     def use(self, key: bytes) -> None:
         """Notes the last use of a full place."""
@@ -106,12 +124,12 @@ class Store:
 
 
 class Location:
-    """The ``stores`` in one location, by name. Blocks and states that are ``saving`` are not there
-    yet, and may be forgotten before: ``dropped``."""
+    """The ``stores`` in one location, by name. Blocks and states that are ``saving``, to a place,
+    are not there yet, and may be forgotten before: ``dropped``."""
 
     def __init__(self) -> None:
         self.stores: dict[str, Store] = {}
-        self.saving: set[bytes] = set()
+        self.saving: dict[bytes, tuple[Places, int]] = {}
         self.dropped: set[bytes] = set()
 
     def find(self, key: bytes) -> tuple[str, Places] | None:
@@ -126,8 +144,7 @@ class Location:
         for store in self.stores.values():
             for part in store.parts:
                 part.forget(key)
-        if key in self.saving:
-            self.dropped.add(key)
+        self._drop(key)
 
     def note_saves(
         self, saves: Mapping[bytes, tuple[Places, int]], unsaved: Container[bytes]
@@ -135,17 +152,28 @@ class Location:
         """The copies to taken places are done, but for the keys ``unsaved``."""
         for key, (places, place) in saves.items():
             is_dropped = key in self.dropped
-            self.saving.discard(key)
-            self.dropped.discard(key)
+            self.end_save(key)
             if key in unsaved or is_dropped:
                 places.give_back(place, is_full=is_dropped)
             else:
                 places.put(key, place)
 
+    def end_save(self, key: bytes) -> None:
+        self.saving.pop(key, None)
+        self.dropped.discard(key)
+
     def forget_all(self) -> None:
         for store in self.stores.values():
             store.forget_all()
-        self.dropped |= self.saving
+        for key in self.saving:
+            self._drop(key)
+
+    def _drop(self, key: bytes) -> None:
+        """It may be saved already, by a worker that dies before it answers."""
+        if key in self.saving:
+            places, place = self.saving[key]
+            places.stale[place] = None
+            self.dropped.add(key)
 
 
 class Found(NamedTuple):

@@ -47,7 +47,7 @@ class Saves:
             if place is None:
                 break
             del self._waiting[key]
-            location.saving.add(key)
+            location.saving[key] = self.places, place
             num_left -= 1
             yield key, number, place
 

@@ -39,6 +39,7 @@ class _Copying(NamedTuple):
     step: int
     lost: list[bytes]
     written: list[Written]
+    load_times: list[float]
 
 
 class DevicePart(StorePart):
@@ -80,7 +81,7 @@ class DevicePart(StorePart):
     def rows_of(self, result: PendingResult, note: _Copying) -> list[RowPart]:
         """Waits for the copies, on the thread of the results."""
         unsaved = [key for each in note.written for key in each.result()]
-        self.on_copied(Copied(note.step, note.lost, unsaved, self._is_down))
+        self.on_copied(Copied(note.step, note.lost, unsaved, self._is_down, sum(note.load_times)))
         return []
 
     def reset(self) -> None:
@@ -94,7 +95,7 @@ class DevicePart(StorePart):
     # --- on the thread of the steps -------------------------------------------------------------
 
     def _launch(self, step: int, rows: Rows) -> _Copying:
-        copying = _Copying(step, [], [])
+        copying = _Copying(step, [], [], [])
         while self._writing and self._writing[0][0].done():
             self._writing.popleft()
         if any(isinstance(row, Save) for row in rows) and self.own.is_removed:
@@ -111,7 +112,7 @@ class DevicePart(StorePart):
                 if kind is Save:
                     copying.written.append(self._save_all(part, pieces))
                 else:
-                    copying.lost.extend(self._load_all(part, pieces))
+                    self._load_all(part, pieces, copying)
         warn_of_lost(copying.lost)
         return copying
 
@@ -130,13 +131,12 @@ class DevicePart(StorePart):
         wait = self._copies.fetch(pieces, self._rows(saves, pieces), buffer)
         return self._write(saves, partial(self._save_each, saves, pieces, buffer, wait))
 
-    def _load_all(self, loads: Sequence[Load], pieces: Pieces) -> list[bytes]:
-        """Returns the keys that are lost."""
+    def _load_all(self, loads: Sequence[Load], pieces: Pieces, copying: _Copying) -> None:
         buffer = self._copies.take()
         for row in loads:
             self._wait_for(row)
         contents = buffer.rows(pieces, len(loads))
-        with timed("load"):
+        with timed("load") as took:
             are_there = [*self._readers.map(self._fill, loads, contents)]
         targets = [self._rows(loads, pieces)]
         if pieces is self._states:
@@ -145,7 +145,8 @@ class DevicePart(StorePart):
         self._copies.give_back(buffer)
         pairs = [*zip(loads, are_there, strict=True)]
         self._awaiting.difference_update(row.slot for row, is_there in pairs if is_there)
-        return [row.key for row, is_there in pairs if not is_there]
+        copying.lost.extend(row.key for row, is_there in pairs if not is_there)
+        copying.load_times.append(took.s)
 
     def _rows(self, rows: Sequence[Save] | Sequence[Load], pieces: Pieces) -> list[int]:
         first = self._num_slots if pieces is self._states else 0

@@ -40,13 +40,19 @@ UNSAVED = Counter("shoal_kv_store_unsaved", "KV blocks and states that could not
 UP = Gauge("shoal_kv_store_up", "1 while a worker's store takes KV blocks", ["store"])
 
 
+@dataclass
+class Took:
+    s: float = 0.0
+
+
 @contextmanager
-def timed(direction: str) -> Iterator[None]:
-    started_s = time.perf_counter()
+def timed(direction: str) -> Iterator[Took]:
+    started_s, took = time.perf_counter(), Took()
     try:
-        yield
+        yield took
     finally:
-        SECONDS.labels(direction).inc(time.perf_counter() - started_s)
+        took.s = time.perf_counter() - started_s
+        SECONDS.labels(direction).inc(took.s)
 
 
 class Spilling(NamedTuple):
@@ -195,7 +201,7 @@ class Disk:
 
     def _fetch(self, step: int, rows: Sequence[Fetch]) -> tuple[Fetched, Contents]:
         lost, contents = [], []
-        with timed("fetch"):
+        with timed("fetch") as took:
             for row in rows:
                 try:
                     contents.append((row.key, self._read(row)))
@@ -203,7 +209,7 @@ class Disk:
                     LOST.labels(str(why)).inc()
                     lost.append(row.key)
         BYTES.labels("fetch").inc(sum(len(content) for _, content in contents))
-        return Fetched(step, lost), contents
+        return Fetched(step, lost, took.s), contents
 
     def _read(self, row: Fetch) -> bytearray:
         is_own = row.store == self.header.id

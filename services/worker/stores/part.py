@@ -118,7 +118,7 @@ class HostPart(StorePart):
             self.on_copied(self._copy(plan.step, rows))
 
     def _copy(self, step: int, rows: Rows) -> Copied:
-        lost, unsaved = [], []
+        lost, unsaved, load_s = [], [], 0.0
         if any(isinstance(row, Save) for row in rows) and self.own.is_removed:
             self._go_down("its files were removed")
         if spilled := [self._spill(row) for row in rows if isinstance(row, Spill)]:
@@ -133,11 +133,12 @@ class HostPart(StorePart):
                             unsaved.append(row.key)
                             UNSAVED.inc()
                 case Load():
-                    with timed("load"):
+                    with timed("load") as took:
                         if not self._load(row):
                             lost.append(row.key)
+                    load_s += took.s
         warn_of_lost(lost)
-        return Copied(step, lost=lost, unsaved=unsaved, is_down=self._is_down)
+        return Copied(step, lost, unsaved, self._is_down, load_s)
 
     def _pieces_of(self, row: Save) -> Pieces:
         is_state = self.own.find(row.place).is_state

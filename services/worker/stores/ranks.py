@@ -73,4 +73,4 @@ class RankPart(HostPart):
         pairs = [*zip([*loads, *saves], have_failed, strict=True)]
         lost = [key for key, has_failed in pairs[: len(loads)] if has_failed]
         unsaved = [key for key, has_failed in pairs[len(loads) :] if has_failed]
-        return Copied(step, lost, unsaved, is_down)
+        return Copied(step, lost, unsaved, is_down, copied.load_s)

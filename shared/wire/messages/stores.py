@@ -10,7 +10,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from shared.wire.messages.ranges import Int32, Int64, Name, Row
+from shared.wire.messages.ranges import Int32, Int64, Name, Row, Seconds
 
 MAX_PLACES = 1 << 20  # of a store: a scheduler has state for each
 FIRST_STATE = MAX_PLACES  # the place of a store's first state, of any number of blocks
@@ -52,8 +52,7 @@ class Forget(Row, tag=5, frozen=True):
 
 
 class Spill(Row, tag=9, frozen=True):
-    """The worker copies the ``place`` of its store, with ``key``, to a place of its store on a
-    disk."""
+    """The worker copies the ``place`` of its store, with ``key``, to one of its disk's store."""
 
     key: BlockKey
     place: Int32
@@ -61,8 +60,7 @@ class Spill(Row, tag=9, frozen=True):
 
 
 class Fetch(Row, tag=10, frozen=True):
-    """The worker reads the place with ``key`` of a ``store`` on a disk, and holds its bytes for a
-    Load."""
+    """The worker reads the place with ``key`` of a disk's ``store``, and holds it for a Load."""
 
     key: BlockKey
     store: Name
@@ -93,12 +91,13 @@ class Inventory(Row, tag=38, frozen=True):
 class Copied(Row, tag=39, frozen=True):
     """Worker → scheduler, before the result of a plan with Load or Save rows. ``lost`` are the keys
     that could not be loaded, ``unsaved`` the ones that could not be saved. An own store that
-    ``is_down`` takes no more."""
+    ``is_down`` takes no more. Loads took ``load_s``."""
 
     step: Int64
     lost: list[BlockKey] = []
     unsaved: list[BlockKey] = []
     is_down: bool = False
+    load_s: Seconds = 0.0
 
 
 class Spilled(Row, tag=47, frozen=True):
@@ -112,7 +111,8 @@ class Spilled(Row, tag=47, frozen=True):
 
 class Fetched(Row, tag=48, frozen=True):
     """Worker → scheduler: the worker holds the keys that the Fetch rows of plan ``step`` name, but
-    for the ``lost`` ones."""
+    for the ``lost`` ones. The disk took ``fetch_s``."""
 
     step: Int64
     lost: list[BlockKey] = []
+    fetch_s: Seconds = 0.0

@@ -26,7 +26,11 @@ from shared.wire.messages import (
 )
 from tests.mesh.arena_parts import connect
 from tests.services.scheduler.schedules import SHARED, WEIGHTS, Mesh
-from tests.services.scheduler.stores.storing_worker import SimulatedStore, StoringWorker
+from tests.services.scheduler.stores.storing_worker import (
+    Content,
+    SimulatedStore,
+    StoringWorker,
+)
 
 CONFIG = SchedulerConfig(mesh_dir=Path("/nonexistent"), instance="s")
 CHATS = [[(11 * chat + i) % 50 for i in range(36)] for chat in range(6)]
@@ -59,6 +63,7 @@ class StoreMesh(Mesh):
         self.num_stored_states = random.choice([1, 2, 8, 40])
         self.now_s = 0.0
         self.all_workers: list[StoringWorker] = []
+        self.forgotten: list[tuple[bytes, Content]] = []  # records of stores
         super().__init__(random)
 
     def arrive(self) -> None:
@@ -104,6 +109,7 @@ class StoreMesh(Mesh):
             stores=stores,
             disk=disk,
             disks=self.disks,
+            byte_s=self.random.choice([0, 1, 30]) / self.place_bytes,
         )
         self.workers[worker_id] = worker
         self.all_workers.append(worker)
@@ -191,6 +197,7 @@ class StoreMesh(Mesh):
     def reset_prefix_cache(self) -> None:
         super().reset_prefix_cache()
         self.cell.reset_prefix_cache()
+        self.forgotten += [each for file in self.files for each in file.records.values()]
         for sequence in self.core.queues:
             assert not any(each.num_cached(sequence) for each in self.core.workers.values())
 
@@ -230,13 +237,24 @@ class StoreMesh(Mesh):
     def look(self) -> None:
         self.now_s += self.random.choice([1.0, 1000.0])
         self.cell.look(self.now_s)
+        known = {name for location in self.locations for name in location.stores}
+        dropped = [file for file in self.files if file.name not in known]
+        back = {id(each) for file in dropped for each in file.records.values()}
+        self.forgotten = [each for each in self.forgotten if id(each) not in back]
+
+    @property
+    def files(self) -> list[SimulatedStore]:
+        places = (*self.stores.values(), self.disks)
+        return [each for stores in places for each in stores.values()]
 
     def check(self) -> None:
         super().check()
+        files = {each.name: each for each in self.files}
         for location in self.locations:
             for store in location.stores.values():
                 for part in store.parts:
                     self.check_part(store.owner, part)
+                    self.check_forgotten(part, files[store.name])
         for stores in (*self.stores.values(), self.disks):
             for each in stores.values():
                 for key, content in each.records.values():
@@ -246,6 +264,10 @@ class StoreMesh(Mesh):
                     else:
                         contexts = self.names[state_key(key)]
                         assert content == (len(contexts), contexts[-1])
+
+    def check_forgotten(self, part: Places, file: SimulatedStore) -> None:
+        found = [file.records.get(part.first + place) for place in part.full.values()]
+        assert not {*map(id, self.forgotten)} & {*map(id, found)}, "a forgotten place came back"
 
     def check_part(self, owner: object, part: Places) -> None:
         full = part.full.values()

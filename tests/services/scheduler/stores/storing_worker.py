@@ -90,6 +90,7 @@ class StoringWorker(SimulatedWorker):
     writes: deque[Job] = field(default_factory=deque)
     num_fetched: int = 0
     num_spilled: int = 0
+    byte_s: float = 0.0  # of copies that are measured
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         if (copied := self.copy(planned.plan)) is not None:
@@ -103,6 +104,7 @@ class StoringWorker(SimulatedWorker):
     def copy(self, plan: StepPlan) -> Copied | None:
         lost: list[bytes] = []
         unsaved: list[bytes] = []
+        load_s = 0.0
         rows = [each for each in plan.rows if type(each) in ROWS]
         if not rows:
             return None
@@ -125,6 +127,7 @@ class StoringWorker(SimulatedWorker):
                             self.check_group(own, key, self.group_of.get(block, 0))
                         self.num_saved += 1
                 case Load(key, block, store, place, number, is_fetched):
+                    load_s += self.byte_s * own.place_bytes
                     if is_fetched:
                         found, content = key, self.held[key].pop()
                     else:
@@ -148,7 +151,7 @@ class StoringWorker(SimulatedWorker):
                         self.num_states_loaded += 1
         if not {*kinds} & {Save, Load}:
             return None
-        return Copied(plan.step, lost, unsaved, is_down=own.is_down)
+        return Copied(plan.step, lost, unsaved, own.is_down, load_s)
 
     def _begin_on_disk(self, step: int, rows: Sequence[object]) -> None:
         """Contents of spilled places are read at once, others when the disk does its jobs."""
@@ -200,7 +203,8 @@ class StoringWorker(SimulatedWorker):
             else:
                 lost.append(row.key)
                 self.num_lost += 1
-        return Fetched(step, lost)
+        fetch_s = sum(self.byte_s * self.disks[row.store].place_bytes for row in rows)
+        return Fetched(step, lost, fetch_s)
 
     def _content(self, block: int, place: int) -> Content:
         """Of a block, or of a copy of a state."""

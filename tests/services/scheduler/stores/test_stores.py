@@ -11,6 +11,7 @@ from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import WaitReason
 from services.scheduler.service import SchedulerService
 from services.scheduler.stores.cell import MAX_KEPT, CellStores
+from services.scheduler.stores.copies import StoreCopies
 from services.scheduler.stores.index import Location, Places, Store
 from services.scheduler.worker_state import LOADED_PART
 from shared.errors import CodecError
@@ -18,6 +19,7 @@ from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import (
     FIRST_STATE,
     PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
     STORES_MINOR,
     Attach,
     Capacity,
@@ -46,20 +48,39 @@ LOCATION = "here"
 
 
 class Worker:
-    """A peer of ``mesh`` with a ``store``, and its simulation."""
+    """A peer of ``mesh`` with a ``store``, and maybe a ``disk``, and its simulation."""
 
     def __init__(
-        self, mesh: "Mesh", name: str, store: SimulatedStore, capacity: Capacity = CAPACITY
+        self,
+        mesh: "Mesh",
+        name: str,
+        store: SimulatedStore,
+        capacity: Capacity = CAPACITY,
+        disk: SimulatedStore | None = None,
     ) -> None:
         self.mesh = mesh
         mesh.stores[store.name] = store
-        hello = Hello(PROTOCOL_MAJOR, STORES_MINOR, "worker", name, MODEL, capacity)
+        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", name, MODEL, capacity)
         self.peer = FakePeer(hello)
-        self.simulated = StoringWorker(capacity, own=store, stores=mesh.stores)
+        disks = {} if disk is None else {disk.name: disk}
+        self.simulated = StoringWorker(
+            capacity, own=store, stores=mesh.stores, disk=disk, disks=disks
+        )
         mesh.service.on_up(self.peer)
         mesh.service.on_message(self.peer, Attach(), [])
-        message, arrays = store.inventory(LOCATION)
-        mesh.service.on_message(self.peer, message, arrays)
+        for each in (store, *disks.values()):
+            message, arrays = each.inventory(LOCATION)
+            mesh.service.on_message(self.peer, message, arrays)
+
+    @property
+    def copies(self) -> StoreCopies:
+        return self.mesh.cell._copies[self.peer]
+
+    def use_disk(self) -> None:
+        for jobs in (self.simulated.writes, self.simulated.reads):
+            while jobs:
+                if (message := jobs.popleft()()) is not None:
+                    self.mesh.service.on_message(self.peer, message, [])
 
     def run(self, num: int = 100) -> list[StepPlan]:
         """Up to ``num`` plans, each with its answer."""
