@@ -38,13 +38,15 @@ class Variant(NamedTuple):
 # The flags of levels are those of the ABI.
 _V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_NARROW = _V4 | {"avx512_bf16", "avx512_vnni"}
+_VNNI = _V4 | {"avx512_vnni"}
+_NARROW = _VNNI | {"avx512_bf16"}
 _AMX = _NARROW | {"amx_tile", "amx_bf16"}
 NARROW = ("avx512bf16", "avx512vnni")  # no CPU has avx512bf16 alone
 # Best first.
 VARIANTS = {
     "amx": Variant("v4", _AMX, (*NARROW, "amx-tile", "amx-bf16"), ("SHOAL_TILES",)),
     "avx512bf16": Variant("v4", _NARROW, NARROW),
+    "avx512vnni": Variant("v4", _VNNI, ("avx512vnni",)),
     "avx512": Variant("v4", _V4),
     "avx2": Variant("v3", _V3),
 }
@@ -66,13 +68,18 @@ def is_for_us() -> bool:
 
 
 def for_this_cpu() -> list[str]:
-    """The names of the variants this CPU has the features for, best first."""
+    """The names of the variants this CPU has the features for, best first. Intel's bfloat16
+    instructions multiply at half of float32's speed."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
         return []
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set[str]())
-    return [name for name, variant in VARIANTS.items() if variant.flags <= flags]
+    found = [name for name, variant in VARIANTS.items() if variant.flags <= flags]
+    if "avx512bf16" in found and any("GenuineIntel" in line for line in lines):
+        at = found.index("avx512bf16")
+        found[at : at + 2] = found[at + 1], found[at]
+    return found
 
 
 def best_for_this_cpu() -> list[str]:

@@ -17,7 +17,9 @@ constexpr int most_tiles(int num_rows) {
   return MAX_TILES > 1 || num_rows > 2 ? MAX_TILES : MOST_TILES / num_rows;
 }
 // For quantized values: decoding takes registers.
-constexpr int decoded_tiles(int num_rows) { return MAX_TILES > 1 || num_rows == 1 ? 2 : 1; }
+constexpr int decoded_tiles(int num_rows) {
+  return MAX_TILES > 1 ? (num_rows == 1 ? MOST_TILES : 2) : num_rows == 1 ? 2 : 1;
+}
 constexpr int PART_DEPTH = 128;  // elements of each column in a part of the tiles
 
 template <int ROWS, int TILES>

@@ -15,7 +15,7 @@ constexpr int CHUNK_ROWS = USES_TILES<T> ? 256 : 128;
 // Up to FEW_ROWS rows are multiplied part by part of the tiles; with more rows, memory is seldom
 // idle anyway.
 constexpr int FEW_ROWS = 64;
-constexpr int KEPT_BYTES = 1 << 14;  // of scaled values: half of a core's first cache
+constexpr int KEPT_BYTES = 1 << 14;  // of unpacked values: half of a core's first cache
 // With so few rows and tiles, memory waits between parts of tiles unless the next one is
 // prefetched.
 constexpr int NARROW_ROWS = 2, NARROW_TILES = 4;
@@ -46,33 +46,22 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
   });
 }
 
-// The same for scaled values of `num_tiles` tiles of w from `tile` on, over `depth` k from `from`
-// on. `values` receives them, [num_tiles, depth, LANES], unless it is null.
+// The same for scaled values of `num_tiles` tiles of w from `tile` on.
 template <class T, bool HAS_ZEROS, class W>
 void decode_block(int num_rows, const float* rows, const Packed<W>& w, int tile, int num_tiles,
-                  int from, int depth, float* out, size_t out_stride, float* values) {
+                  float* out, size_t out_stride) {
   with_sizes(num_rows, num_tiles, [&](auto num_rows, auto num_tiles) {
     constexpr int ROWS = num_rows.value, TILES = num_tiles.value;
     if constexpr (TILES <= decoded_tiles(ROWS)) {
       f32x16 sums[ROWS][TILES];
-      if (from == 0)
-        clear<ROWS, TILES>(sums);
-      else
-        load_sums<ROWS, TILES>(sums, out, out_stride);
+      clear<ROWS, TILES>(sums);
       const size_t stride = w.k;
       auto add = [&](int t, int k, f32x16 scaled) __attribute__((always_inline)) {
 #pragma GCC unroll 6
         for (int r = 0; r < ROWS; r++)
           sums[r][t] = fma(scaled, spread(rows[r * stride + k]), sums[r][t]);
       };
-      auto keep_and_add = [&](int t, int k, f32x16 scaled) __attribute__((always_inline)) {
-        store(values + (size_t)(t * depth + k - from) * LANES, scaled);
-        add(t, k, scaled);
-      };
-      if (ROWS > MAX_ROWS / 2 && values)  // several passes have more rows than half
-        each_scaled<T, TILES, HAS_ZEROS>(w, tile, from, depth, keep_and_add);
-      else
-        each_scaled<T, TILES, HAS_ZEROS>(w, tile, from, depth, add);
+      each_scaled<T, TILES, HAS_ZEROS>(w, tile, 0, w.k, add);
       store_sums<ROWS, TILES>(sums, out, out_stride);
     }
   });
@@ -215,12 +204,14 @@ struct Product {
 
   static int next_pass(int num_left) { return div_up(num_left, div_up(num_left, MAX_ROWS)); }
 
-  // True if quantized values are kept for several passes.
-  static bool keeps(int num_rows) { return !IS_DENSE && num_rows > MAX_ROWS; }
+  // True if values are unpacked once for several passes.
+  static bool keeps(int num_rows) {
+    return IS_DENSE ? WIDENS && num_rows > FEW_ROWS : num_rows > MAX_ROWS;
+  }
 
   static int tiles_at_once(int num_rows) {
-    int pass = next_pass(num_rows);
-    return DECODES ? decoded_tiles(pass) : most_tiles(pass);
+    if (DECODES && !keeps(num_rows)) return decoded_tiles(num_rows);
+    return most_tiles(next_pass(num_rows));
   }
 
   bool is_narrow(int num_rows) const {
@@ -229,52 +220,58 @@ struct Product {
 
   // Fewer than three passes over dense weights wait for memory anyway.
   int part_depth(int num_rows, int at_once) const {
+    if (keeps(num_rows)) return KEPT_BYTES / (at_once * LANES * (int)sizeof(Number));
     if (is_narrow(num_rows)) return PART_DEPTH;
-    if (IS_DENSE) return num_rows <= 2 * MAX_ROWS || num_rows > FEW_ROWS ? w.k : PART_DEPTH;
-    if (!keeps(num_rows)) return w.k;
-    return DECODES ? KEPT_BYTES / (at_once * LANES * (int)sizeof(float)) : PART_DEPTH;
+    if (!IS_DENSE || num_rows <= 2 * MAX_ROWS || num_rows > FEW_ROWS) return w.k;
+    return PART_DEPTH;
   }
 
   void multiply_part(const Part& part, float* sums) {
+    if (keeps(part.num_rows)) return unpack_part(part, sums);
     if constexpr (DECODES) {
       decode_part(part, sums);
     } else {
-      if constexpr (!IS_DENSE)
-        if (keeps(part.num_rows)) return unpack_part(part, sums);
       bool fetches = part.num_rows <= FEW_ROWS && (part.num_tiles == 1 || part.depth < w.k);
-      run_passes(part, 0, sums, fetches,
+      run_passes(part, sums, fetches,
                  [&](int t, int row) { return w.tile(part.tile + t, part.from, row); });
     }
   }
 
-  // The first pass scales quantized values and keeps them for the others.
   void decode_part(const Part& part, float* sums) {
-    alignas(64) float values[KEPT_BYTES / sizeof(float)];
-    int num = next_pass(part.num_rows);
-    auto decode = [&](auto has_zeros) {
-      decode_block<T, has_zeros.value>(num, left_of(part.start), w, part.tile, part.num_tiles,
-                                       part.from, part.depth, sums, MOST_TILES * LANES,
-                                       keeps(part.num_rows) ? values : nullptr);
-    };
-    if constexpr (HAS_GROUPS<W>)
-      w.has_zeros ? decode(Flag<true>()) : decode(Flag<false>());
-    else
-      decode(Flag<false>());
-    run_passes(part, num, sums, false,
-               [&](int t, int) { return (const float*)values + t * part.depth * LANES; });
+    with_zeros([&](auto has_zeros) {
+      decode_block<T, has_zeros.value>(part.num_rows, left_of(part.start), w, part.tile,
+                                       part.num_tiles, sums, MOST_TILES * LANES);
+    });
   }
 
   void unpack_part(const Part& part, float* sums) {
-    alignas(64) bf16 values[MOST_TILES * PART_DEPTH * LANES];
-    for (int t = 0; t < part.num_tiles; t++)
-      unpack(w, part.tile + t, part.from, part.depth, values + t * part.depth * LANES);
-    run_passes(part, 0, sums, false, [&](int t, int row) {
-      const bf16* own = values + t * part.depth * LANES;
-      if constexpr (HAS_GROUPS<W>)
-        return UnpackedTile<CodeOf<W>>{w.tile(part.tile + t, part.from, row), own};
+    alignas(64) Number values[KEPT_BYTES / sizeof(Number)];
+    auto own = [&](int t) { return values + t * part.depth * LANES; };
+    for (int t = 0; t < part.num_tiles; t++) {
+      if constexpr (DECODES)
+        with_zeros([&](auto has_zeros) {
+          auto keep = [&](int, int k, f32x16 scaled) __attribute__((always_inline)) {
+            store(own(t) + (k - part.from) * LANES, scaled);
+          };
+          each_scaled<T, 1, has_zeros.value>(w, part.tile + t, part.from, part.depth, keep);
+        });
+      else if constexpr (!IS_DENSE || WIDENS)
+        unpack(w, part.tile + t, part.from, part.depth, own(t));
+    }
+    run_passes(part, sums, false, [&](int t, int row) {
+      if constexpr (SUMS_GROUPS)
+        return UnpackedTile<CodeOf<W>>{w.tile(part.tile + t, part.from, row), own(t)};
       else
-        return own;
+        return (const Number*)own(t);
     });
+  }
+
+  // Calls f(Flag<has_zeros>).
+  template <class F>
+  void with_zeros(F f) const {
+    if constexpr (HAS_GROUPS<W>)
+      if (w.has_zeros) return f(Flag<true>());
+    f(Flag<false>());
   }
 
   const Number* left_of(int row) const {
@@ -284,12 +281,12 @@ struct Product {
       return rows + (size_t)row * w.k;
   }
 
-  // Passes of rows from `first` on. tile_of(t, row): a tile of the part, for rows from `row` on.
+  // Passes of rows. tile_of(t, row): a tile of the part, for rows from `row` on.
   // All passes but the first prefetch the next part if it `fetches`, and the only one of a narrow
   // product.
   template <class F>
-  void run_passes(const Part& part, int first, float* sums, bool fetches, F tile_of) {
-    for (int r = first; r < part.num_rows;) {
+  void run_passes(const Part& part, float* sums, bool fetches, F tile_of) {
+    for (int r = 0; r < part.num_rows;) {
       int num = next_pass(part.num_rows - r), row = part.start + r;
       decltype(tile_of(0, 0)) tiles[MOST_TILES];
       for (int t = 0; t < part.num_tiles; t++) tiles[t] = tile_of(t, row);

@@ -160,3 +160,12 @@ inline void unpack(const Packed<int8_t>& w, int index, int from, int depth, bf16
   const int8_t* tile = w.tile(index, from);
   for (int i = 0; i < depth * LANES; i += 2 * LANES) store_pairs(out + i, tile + i);
 }
+// Dense values in float32.
+inline void unpack(const Packed<bf16>& w, int index, int from, int depth, float* out) {
+  const bf16* tile = w.tile(index, from);
+  for (int k = 0; k < depth; k += 2) {
+    f32x16 pairs = load((const float*)(tile + k * LANES));
+    store(out + k * LANES, first_of_pairs(pairs));
+    store(out + (k + 1) * LANES, second_of_pairs(pairs));
+  }
+}

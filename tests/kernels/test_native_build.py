@@ -41,6 +41,22 @@ def test_a_cpu_gets_the_variants_it_can_run(
 
 
 @pytest.mark.parametrize(
+    ("vendor", "expected"),
+    [
+        ("AuthenticAMD", ["avx512bf16", "avx512vnni", "avx512", "avx2"]),
+        ("GenuineIntel", ["avx512vnni", "avx512bf16", "avx512", "avx2"]),
+    ],
+)
+def test_bfloat16_instructions_come_second_on_intel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vendor: str, expected: list[str]
+) -> None:
+    flags = " ".join(build.VARIANTS["avx512bf16"].flags)
+    (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags : {flags}\n")
+    monkeypatch.setattr(build, "CPUINFO", tmp_path / "cpuinfo")
+    assert build.for_this_cpu() == expected
+
+
+@pytest.mark.parametrize(
     ("variant", "expected"),
     [("avx2", ["avx2"]), ("avx512bf16", ["avx512bf16"]), ("amx", ["amx", "avx512bf16"])],
 )
