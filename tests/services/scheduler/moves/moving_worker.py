@@ -86,8 +86,10 @@ class MovingWorker(SimulatedWorker):
             self.kv[block] = content
             return
         assert part is not None
-        writers = (slot for number, slot in self.slots.items() if number not in plan.release)
-        assert all(slot.copies_to != block for slot in writers), "a copy with an owner"
+        copied_to = {number: slot.copies_to for number, slot in self.slots.items()}
+        copied_to |= {keep.slot: keep.to_state for keep in plan.keeps}
+        writers = copied_to.keys() - {*plan.release}
+        assert all(copied_to[number] != block for number in writers), "a copy with an owner"
         state, number = content
         assert (state[0], number) == (part.num_blocks * self.capacity.block_size, part.number)
         found = {each for each in self.pieces.get(block, ()) if each[0] == state}
