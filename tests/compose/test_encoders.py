@@ -1,5 +1,6 @@
 """`compose/encoder.yml`: another container encodes the images of the workers."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,7 @@ pytestmark = [
 ]
 
 LINKED = 'shoal_peers{service="worker"}'
+LINKED_WITHIN_S = 60  # until then the worker encodes its images
 ENCODED = "shoal_worker_encoded_tokens_total"
 
 
@@ -38,12 +40,14 @@ async def stack(
 
 async def test_a_file_adds_an_encoder_of_images(stack: Stack) -> None:
     (encoder,), (worker,) = [await stack.containers(each) for each in ("encoder", "worker")]
+    async with asyncio.timeout(LINKED_WITHIN_S):
+        while (await stack.metrics(encoder)).get(LINKED) != 1:
+            await asyncio.sleep(0.2)
     async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
         (model,) = [each.id async for each in client.models.list()]
         asked: Any = [ask(picture(1, 120, 100), QUESTION)]
         answer = await client.chat.completions.create(model=model, messages=asked, max_tokens=4)
     assert answer.usage
     assert answer.usage.completion_tokens == 4
-    assert (await stack.metrics(encoder))[LINKED] == 1
     assert (await stack.metrics(encoder))[ENCODED] > 0
     assert (await stack.metrics(worker))[ENCODED] == 0
