@@ -33,7 +33,8 @@ async def stack(
     for path in (folder.parent, folder, *folder.iterdir()):
         path.chmod(0o755)  # containers have another user
     settings = {"SHOAL_MODEL": str(folder)}
-    async with running_stack(engine | settings, (*FILES, "compose/encoder.yml")) as stack:
+    files = (*FILES, "compose/encoder.yml", "tests/compose/encoder.yml")
+    async with running_stack(engine | settings, files) as stack:
         yield stack
     assert await stack.leftovers() == ""
 
