@@ -61,14 +61,12 @@ def vllm(python: Path, model: Path) -> Server:
     return Server("vllm", command + flags, environment)
 
 
-def llama(program: Path, gguf: Path, *flags: str, name: str = "llama.cpp") -> Server:
-    """llama.cpp's ``llama-server``; by default with a slot for each stream, and without a cache."""
+def llama(program: Path, gguf: Path) -> Server:
+    """llama.cpp's ``llama-server``, with a slot for each stream."""
     num_cores = str(len(os.sched_getaffinity(0)))
-    command = [str(program), "--model", str(gguf), "--threads", num_cores]
-    if not flags:
-        flags = ("--parallel", str(LLAMA_SLOTS), "--ctx-size")
-        flags += (str(LLAMA_SLOTS * LLAMA_SLOT_TOKENS), "--no-cache-prompt", "--cache-ram", "0")
-    return Server(name, [*command, *flags])
+    flags = ["--parallel", str(LLAMA_SLOTS), "--ctx-size", str(LLAMA_SLOTS * LLAMA_SLOT_TOKENS)]
+    flags += ["--threads", num_cores, "--no-cache-prompt", "--cache-ram", "0"]
+    return Server("llama.cpp", [str(program), "--model", str(gguf), *flags])
 
 
 @asynccontextmanager

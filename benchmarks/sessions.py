@@ -1,5 +1,5 @@
 """Sessions of agents on a KV pool that is too small for them: with and without a store of KV
-blocks, with a pool without limits, and at llama-server.
+blocks, and with a pool without limits.
 
 Eight sessions of 33 turns at a time, with prompts of 1,000 to 4,000 ids: the prompt of each turn
 before, its reply, and new ids. Tools take the time between two turns: log-normal, with a median of
@@ -7,10 +7,6 @@ before, its reply, and new ids. Tools take the time between two turns: log-norma
 turns with the same sessions. *Cached*: of the tokens of earlier turns in whole blocks. *Tokens/s*:
 the ones of a reply, over the time from its request to its end; nine of ten turns are faster than
 the lower decile.
-
-llama-server (``benchmarks.peers`` tells how to build it and to convert the checkpoint) has eight
-slots, and then four with its prompt cache in memory. It omits ids whose text ends within a
-character; other ids take their places in the prompts that follow.
 """
 
 import argparse
@@ -21,7 +17,6 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -44,7 +39,6 @@ BLOCK = 16
 SESSION_BLOCKS = -(-LAST_LEN // BLOCK) + 1
 STORE_GIB = "1"
 MAX_LEN = str(SESSION_BLOCKS * BLOCK)
-MISSING_ID = 10
 ROOM = "pool for all"
 STORE, NO_STORE = "pool for four, store", "pool for four"
 
@@ -69,7 +63,7 @@ class Reply(NamedTuple):
 async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     runs: dict[str, list[list[Turn]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        contenders = _contenders(arguments, folder)
+        contenders = _contenders(folder)
         async with AsyncExitStack() as stack:
             urls = {
                 each.name: await stack.enter_async_context(servers.running(each))
@@ -77,7 +71,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             }
             for seed in range(arguments.rounds):
                 for name, url in urls.items():
-                    turns = await _play(name, url, seed, arguments.turns)
+                    turns = await _play(url, seed, arguments.turns)
                     runs[name].append(turns)
                     print(f"round {seed + 1}: {name}: {_figures(turns)}", flush=True)
     figures = {name: [_figures(each) for each in found] for name, found in runs.items()}
@@ -89,36 +83,25 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _contenders(arguments: argparse.Namespace, folder: str) -> list[Server]:
+def _contenders(folder: str) -> list[Server]:
     model = checkpoint(SIZE)
     four = ("--num-gpu-blocks-override", str(4 * SESSION_BLOCKS), "--max-model-len", MAX_LEN)
     room = ("--num-gpu-blocks-override", str(40 * SESSION_BLOCKS), "--max-model-len", MAX_LEN)
     store = ("--kv-offloading-size", STORE_GIB, "--kv-offloading-dir", f"{folder}/store")
-    found = [
+    return [
         servers.shoal(model, *room, name=ROOM),
         servers.shoal(model, *four, *store, name=STORE),
         servers.shoal(model, *four, name=NO_STORE),
     ]
-    if arguments.llama is not None:
-        for num, cache_mib in ((8, "0"), (4, "1024")):
-            flags = ("--parallel", str(num), "--ctx-size", str(num * int(MAX_LEN)))
-            name = f"llama.cpp, {num} slots"
-            found.append(
-                servers.llama(
-                    arguments.llama, arguments.gguf, *flags, "--cache-ram", cache_mib, name=name
-                )
-            )
-    return found
 
 
-async def _play(name: str, url: str, seed: int, num_turns: int) -> list[Turn]:
+async def _play(url: str, seed: int, num_turns: int) -> list[Turn]:
     """Returns the turns of all sessions; the same prompts and pauses for each server."""
-    ask = _ask_llama if name.startswith("llama") else _ask
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         found = await asyncio.gather(
             *(
-                _session(session, url, ask, np.random.default_rng((seed, number)), num_turns)
+                _session(session, url, np.random.default_rng((seed, number)), num_turns)
                 for number in range(NUM_SESSIONS)
             )
         )
@@ -126,7 +109,7 @@ async def _play(name: str, url: str, seed: int, num_turns: int) -> list[Turn]:
 
 
 async def _session(
-    session: aiohttp.ClientSession, url: str, ask: Any, rng: np.random.Generator, num_turns: int
+    session: aiohttp.ClientSession, url: str, rng: np.random.Generator, num_turns: int
 ) -> list[Turn]:
     ids: list[int] = []
     turns: list[Turn] = []
@@ -136,7 +119,7 @@ async def _session(
         await asyncio.sleep(pause_s)
         known = max(0, len(ids) - 1)  # the last id of a reply is not computed
         ids += new.tolist()
-        reply: Reply = await ask(session, url, ids)
+        reply = await _ask(session, url, ids)
         turns.append(Turn(reply.first_s, reply.whole_s, known // BLOCK * BLOCK, reply.cached))
         if len(reply.ids) != REPLY_LEN:
             raise RuntimeError(f"a reply of {len(reply.ids)} ids instead of {REPLY_LEN}")
@@ -165,30 +148,6 @@ async def _ask(session: aiohttp.ClientSession, url: str, ids: Sequence[int]) -> 
                 found += choice.get("token_ids") or []
             if usage := event.get("usage"):
                 cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return Reply(first_s, time.perf_counter() - started_s, found, cached)
-
-
-async def _ask_llama(session: aiohttp.ClientSession, url: str, ids: Sequence[int]) -> Reply:
-    body = {
-        "prompt": ids,
-        "n_predict": REPLY_LEN,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "cache_prompt": True,
-        "return_tokens": True,
-    }
-    started_s, first_s, cached = time.perf_counter(), 0.0, 0
-    found: list[int] = []
-    async with session.post(f"{url}/completion", json=body) as response:
-        response.raise_for_status()
-        async for event in _events(response):
-            first_s = first_s or time.perf_counter() - started_s
-            if event["stop"]:
-                cached = event["timings"]["cache_n"]
-                found += [MISSING_ID] * (event["timings"]["predicted_n"] - len(found))
-            else:
-                found += event["tokens"]
     return Reply(first_s, time.perf_counter() - started_s, found, cached)
 
 
@@ -222,15 +181,10 @@ def _ratios(figures: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
         pairs = zip(figures[one], figures[other], strict=True)
         return spread([mine[figure] / its[figure] for mine, its in pairs])
 
-    ratios = {
+    return {
         f"TTFT P90, {name} to {ROOM}": ratio("TTFT ms, P90", name, ROOM)
         for name in (STORE, NO_STORE)
     }
-    for figure in ("tokens/s, median", "tokens/s, lower decile"):
-        for name in figures:
-            if name.startswith("llama"):
-                ratios[f"{figure}, {STORE} to {name}"] = ratio(figure, STORE, name)
-    return ratios
 
 
 def main() -> None:
@@ -240,11 +194,7 @@ def main() -> None:
     add = parser.add_argument
     add("--rounds", type=int, default=3)
     add("--turns", type=int, default=NUM_TURNS, help="of a session (default: %(default)s)")
-    add("--llama", type=Path, metavar="PROGRAM", help="llama.cpp's llama-server")
-    add("--gguf", type=Path, metavar="FILE", help="small.gguf, for --llama")
     arguments = parser.parse_args()
-    if (arguments.llama is None) != (arguments.gguf is None):
-        parser.error("--llama and --gguf go together")
     write("sessions", uvloop.run(measure(arguments)))
 
 

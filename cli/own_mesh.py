@@ -40,6 +40,7 @@ def _private(config: ServeConfig, socket: Path, key: str) -> ServeConfig:
     """The settings without public endpoints. A batch can wait for a scheduler's restart, and nobody
     watches its streams."""
     own = {"uds": socket, "api_key": [SecretStr(key)], "gateways": 1, "admin_token": SecretStr(key)}
+    own["response_store_bytes"] = 0
     defaults = {"schedulers": 1, "min_stream_rate": 0.0}
     own |= {name: defaults[name] for name in defaults.keys() - config.model_fields_set}
     others = ("api_key_file", "ssl_certfile", "ssl_keyfile", "batch_dir", "ttft_ms", "tpot_ms")

@@ -69,7 +69,7 @@ def is_for_us() -> bool:
 
 def for_this_cpu() -> list[str]:
     """The names of the variants this CPU has the features for, best first. Intel's bfloat16
-    instructions multiply at half of float32's speed."""
+    instructions multiply at half of float32's speed (measured on Emerald Rapids)."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
