@@ -87,11 +87,13 @@ def api(
     return Wing(folders, (f"tests/{GATEWAY}/apis/{name}", *more_tests), needs)
 
 
+TIMES = "services/scheduler/copy_times"
 CHILD, CLIENT, LAYOUT = "shared/child_process", "shared/client", f"{WORKER}/block_layout"
 WINGS = {
     "block_layout": Wing((LAYOUT,), (f"tests/{WORKER}/test_block_layout.py",)),
     "child_process": Wing((CHILD,), ()),
     "client": Wing((CLIENT,), ()),
+    "copy_times": Wing((TIMES,), ()),
     "responses": api(
         "responses",
         "tests/mesh/test_responses.py",
@@ -322,7 +324,7 @@ WINGS = {
             "benchmarks/sessions.py",
             "benchmarks/stores.py",
         ),
-        needs=(LAYOUT,),
+        needs=(LAYOUT, TIMES),
     ),
     "other_servers": Wing(
         ("shared/settings/other_servers",), ("tests/shared/settings/other_servers",)
@@ -346,7 +348,7 @@ WINGS = {
             "tests/mesh/test_moves.py",
             "benchmarks/moves.py",
         ),
-        needs=(LAYOUT,),
+        needs=(LAYOUT, TIMES),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.scheduler.stores.choice import MIN_TIMES, NUM_TIMES, TRY_EVERY, CopyTimes
+from services.scheduler.copy_times.times import MIN_TIMES, NUM_TIMES, TRY_EVERY, CopyTimes
 from shared.wire.messages import Load
 from tests.services.scheduler.stores.storing_worker import SimulatedStore
 from tests.services.scheduler.stores.test_stores import CAPACITY, Mesh, Worker, cached_of, rows_of
@@ -97,7 +97,7 @@ async def test_a_hit_is_loaded_after_many_were_declined(
     turns = Turns(tmp_path, monkeypatch)
     for before, num, after in ((TRY_EVERY - 1, 0, TRY_EVERY), (TRY_EVERY, NUM_WHOLE, 0)):
         turns.measure(SLOW)
-        choice = turns.worker.copies._choice
+        choice = turns.worker.copies._choice._choice
         choice._num_declined = before
         assert turns.turn() == (num, num)
         assert choice._num_declined == after
