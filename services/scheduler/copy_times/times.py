@@ -46,9 +46,7 @@ class CopyOrCompute:
         is_due = self._num_declined >= TRY_EVERY
         return has_output or is_due or not self.computing_s(first, longest)
 
-    def quickest(
-        self, ends: Iterable[int], longest: int, copying_s: Callable[[int], float]
-    ) -> int:
+    def quickest(self, ends: Iterable[int], longest: int, copying_s: Callable[[int], float]) -> int:
         """The first of the quickest ``ends``; ``copying_s`` is the time up to an end."""
         return min(ends, key=lambda end: copying_s(end) + self.computing_s(end, longest))
 

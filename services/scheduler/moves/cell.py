@@ -9,6 +9,7 @@ from prometheus_client import Counter
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.moves.fetches import Fetches
 from services.scheduler.moves.guests import Guest
 from services.scheduler.moves.moves import Moves
 from services.scheduler.moves.transfers import Transfers
@@ -30,6 +31,9 @@ class CellMoves(CellExtension):
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
         self._moves = Moves(cell.core, self._hand_over_soon)
+        self._fetches = Fetches(
+            cell.core, self._moves.workers, self._plan_soon, lambda: time.monotonic()
+        )
         self._recomputed = Recomputed()
         self._transfers: dict[Peer, Transfers] = {}
         self._guests: dict[Peer, Guest] = {}
@@ -68,9 +72,11 @@ class CellMoves(CellExtension):
             transfers.close()
             if transfers in self._moves.workers:
                 self._moves.remove(transfers)
+                self._fetches.remove(transfers)
 
     def reset_prefix_cache(self) -> None:
         self._moves.reset()
+        self._fetches.reset()
 
     async def leave(self, within_s: float) -> None:
         end_s = time.monotonic() + within_s
@@ -79,7 +85,7 @@ class CellMoves(CellExtension):
             await asyncio.sleep(TURN_S)
 
     def look(self, now_s: float) -> None:
-        if self._has_begun and self._moves.look():
+        if self._has_begun and any([self._fetches.look(), self._moves.look()]):
             self._cell.on_fits()
 
     def _add(self, peer: Peer, message: Inbox) -> None:
@@ -96,10 +102,11 @@ class CellMoves(CellExtension):
             peer,
             worker,
             message,
+            on_plan=self._fetches.plan,
             on_settle=self._moves.settle,
             on_take=self._note_admission,
             on_distrust=self._moves.distrust,
-            is_kept=self._moves.is_kept,
+            is_kept=self._is_kept,
         )
         if self._cell.config.enable_prefix_caching and transfers.may_move:
             self._moves.add(transfers)
@@ -123,6 +130,13 @@ class CellMoves(CellExtension):
         if (guest := self._guests.pop(peer, None)) is not None:
             self._moves.remove_guest(guest)
 
+    def _is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
+        return self._moves.is_kept(worker, sequence) or self._fetches.is_kept(worker, sequence)
+
+    def _plan_soon(self) -> None:
+        """Once the plan that is being made is sent."""
+        asyncio.get_running_loop().call_soon(self._cell.on_fits)
+
     def _hand_over_soon(self) -> None:
         """Once the tokens of the result that is being applied are on their way."""
         asyncio.get_running_loop().call_soon(self._hand_over)
@@ -140,6 +154,7 @@ class CellMoves(CellExtension):
     def _note_admission(self, worker: WorkerState, sequence: Sequence) -> None:
         self._recomputed.note_admission(worker, sequence)
         self._moves.note_admission(sequence)
+        self._fetches.note_admission(sequence)
 
     def _join(self, transfers: Transfers) -> None:
         """Its rows come before those of other resources. It may have admitted sequences before its

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
+from services.scheduler.moves.delivery import Delivery
 from services.scheduler.moves.inbox import Places
 from services.scheduler.moves.move import Move
 from services.scheduler.placement import Placement
@@ -26,6 +27,10 @@ class Guest:
         self.num_meant = 0
         self._may_have = may_have
         self._settled: dict[bytes, bytes] = {}  # with the name of the keep point of a part
+
+    @property
+    def deliveries(self) -> Iterable[Move]:
+        return self.incoming
 
     def has(self, key: bytes, part: Part | None = None) -> bool:
         return key in self._settled
@@ -53,10 +58,10 @@ class Guest:
     def has_place(self, move: Move, placement: Placement) -> bool:
         return self.may_take(move.sequence)
 
-    def has_all(self, move: Move) -> bool:
+    def has_all(self, delivery: Delivery) -> bool:
         """Those that are distrusted meanwhile are pushed again."""
-        for number in range(move.num_there):
-            if not self.has(*move.unit(number)):
-                move.rewind(number)
+        for number in range(delivery.num_there):
+            if not self.has(*delivery.unit(number)):
+                delivery.rewind(number)
                 return False
         return True

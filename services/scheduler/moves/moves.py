@@ -13,13 +13,13 @@ from prometheus_client import Counter
 from services.scheduler.extension import OtherCells
 from services.scheduler.moves.guests import Guest
 from services.scheduler.moves.inbox import FORGET_S, TRANSFER_S
-from services.scheduler.moves.move import Move, Target, Why
+from services.scheduler.moves.move import Move, MoveTarget, Why
 from services.scheduler.moves.roles import Roles
 from services.scheduler.moves.transfers import Transfers
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence, WaitReason
 from services.scheduler.worker_state import LOOK_S
-from shared.wire.messages import GUESTS_MINOR, Meet, State
+from shared.wire.messages import GUESTS_MINOR, State
 
 MAX_MOVES: dict[Why, int] = {"leaving": 4, "role": 16}
 """The most at a time from one worker: each is there sooner if few share its time. Chosen."""
@@ -54,7 +54,7 @@ class Moves:
         self._due: dict[Sequence, Due] = {}
 
     @property
-    def _targets(self) -> list[Target]:
+    def _targets(self) -> list[MoveTarget]:
         return [*self.workers, *self.guests]
 
     def add(self, transfers: Transfers) -> None:
@@ -78,7 +78,7 @@ class Moves:
             self._close(move, "lost")
         self._forget(guest)
 
-    def _forget(self, target: Target) -> None:
+    def _forget(self, target: MoveTarget) -> None:
         for each in self.workers:
             each.met.discard(target)
             each.avoided.pop(target, None)
@@ -221,7 +221,7 @@ class Moves:
         move.source.tried[move.sequence] = RETRY_LOOKS
         self._close(move, "given_up")
 
-    def _give_up_overdue(self, target: Target) -> None:
+    def _give_up_overdue(self, target: MoveTarget) -> None:
         for move in [*target.incoming]:
             if move.is_overdue:
                 move.source.avoided[target] = AVOID_LOOKS
@@ -235,9 +235,7 @@ class Moves:
         target.num_meant -= move.num_blocks
         if move.is_switching:
             move.hold(False)
-        move.mark(is_wanted=False)
-        for each in target.incoming:
-            each.mark(is_wanted=True)
+        move.mark_left()
         if isinstance(target, Guest):
             target.forget()
         MOVES.labels(move.why, outcome).inc()
@@ -267,7 +265,7 @@ class Moves:
             move = Move(sequence, source, target, why)
             source.moves[sequence], target.incoming[move] = move, None
             target.num_meant += move.num_blocks
-            self._introduce(source, target)
+            source.introduce(target, are_guests=isinstance(target, Guest))
             self._advance(move)
             num_left -= 1
             if not num_left:
@@ -293,13 +291,6 @@ class Moves:
             and self._placement.has_room(each.worker, sequence)
         ]
         return max(rooms, key=lambda each: each[:2])[2] if rooms else None
-
-    def _introduce(self, source: Transfers, target: Target) -> None:
-        if target not in source.met:
-            source.met.add(target)
-            is_here = source.message.location == target.message.location
-            address = "" if is_here else target.message.address
-            source.peer.send(Meet(target.name, address, isinstance(target, Guest)))
 
 
 _RANKS = {"decode": 0, "both": 1, "prefill": 2}

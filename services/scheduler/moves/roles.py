@@ -50,7 +50,7 @@ class Roles:
         return not any(each.worker.has_cached(sequence, num_cached) for each in self._others)
 
     def _can_take(self, workers: list[Transfers], sequence: Sequence) -> bool:
-        now = max((each.in_flight_since for each in self._core.workers.values()), default=0)
+        now = now_of(self._core)
         most = MAX_LAG_STEPS * len(self._core.workers)
         return any(
             not (each.worker.in_flight and now - each.worker.in_flight_since > most)
@@ -58,3 +58,8 @@ class Roles:
             and self._core.placement.may_run_on(each.worker, sequence)
             for each in workers
         )
+
+
+def now_of(core: Scheduler) -> int:
+    """The results of all workers, as far as plans in flight show."""
+    return max((each.in_flight_since for each in core.workers.values()), default=0)

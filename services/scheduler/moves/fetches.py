@@ -1,0 +1,212 @@
+"""Waiting sequences whose prefix another worker has. Pure.
+
+A worker that is about to admit a sequence fetches its prefix first, if no worker that has it can
+take the sequence sooner, and if that is quicker than computing (``copy_times``). Meanwhile the
+sequence waits in the queue without a slot, and others are admitted before it. What has come is in
+the prefix cache, where its admission finds it, whatever becomes of the rest.
+"""
+
+from collections.abc import Callable, Sized
+from weakref import WeakKeyDictionary
+
+from prometheus_client import Counter
+
+from services.scheduler.moves.fetch import Fetch
+from services.scheduler.moves.inbox import FORGET_S
+from services.scheduler.moves.roles import now_of
+from services.scheduler.moves.transfers import Transfers
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Sequence
+from services.scheduler.worker_state import LOOK_S
+
+MAX_FETCHES = 4  # to one worker, and from one. Chosen
+MAX_TRIES = 3  # of a sequence
+MIN_TOKENS = 128
+"""Worth a fetch: the sequence waits for a plan of either worker. Chosen."""
+AVOID_LOOKS = int(FORGET_S / LOOK_S)  # of a worker from which nothing came in time
+
+HITS = Counter("shoal_peer_hits", "Prefixes fetched from other workers", ["outcome"])
+HIT_TOKENS = Counter("shoal_peer_hit_tokens", "Tokens of prefixes fetched from other workers")
+DECLINED_TOKENS = Counter(
+    "shoal_peer_hit_declined_tokens",
+    "Tokens of prefixes of other workers that were computed, since fetching would take longer",
+)
+
+
+class Fetches:
+    """The fetches between ``workers``. ``on_begin`` is called if the source has no plan, so that it
+    gets one. ``clock`` shows the time in seconds."""
+
+    def __init__(
+        self,
+        core: Scheduler,
+        workers: list[Transfers],
+        on_begin: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.on_begin = on_begin
+        self._core, self._workers, self._clock = core, workers, clock
+        self._fetches: dict[Sequence, Fetch] = {}
+        self._tries: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+
+    def is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
+        """True if the prefix of ``sequence`` is on its way to ``worker``, or to another one that
+        has room for it."""
+        if not self._fetches:
+            return False
+        fetch = self._fetches.get(sequence)
+        if fetch is not None and fetch.target is not worker:
+            target = fetch.target.worker
+            if not (target.admits and target.has_room_for(sequence)):
+                return False
+            return worker.worker.blocks.find_hit(sequence).num_blocks < fetch.end
+        return fetch is not None or self._is_coming(worker, sequence)
+
+    def note_admission(self, sequence: Sequence) -> None:
+        if (fetch := self._fetches.get(sequence)) is not None:
+            self._close(fetch, "ended")
+
+    def plan(self, target: Transfers) -> None:
+        """Called before ``target`` admits sequences, after the rows that take blocks."""
+        for fetch in self._to(target):
+            self._advance(fetch)
+        self._begin(target)
+
+    def look(self) -> bool:
+        """Called every ``LOOK_S``. Returns True if workers without plans may get some."""
+        num_before = len(self._fetches)
+        for fetch in [*self._fetches.values()]:
+            fetch.num_looks += 1
+            fetch.num_looks_in_all += 1
+            self._advance(fetch)
+            if fetch.sequence in self._fetches and fetch.is_late:
+                fetch.source.avoided[fetch.target] = AVOID_LOOKS
+                self._close(fetch, "given_up")
+        return len(self._fetches) < num_before
+
+    def remove(self, transfers: Transfers) -> None:
+        """The worker is lost."""
+        for fetch in [*self._fetches.values()]:
+            if transfers in (fetch.source, fetch.target):
+                self._close(fetch, "lost")
+        for each in self._workers:
+            each.fetch_times.pop(transfers, None)
+
+    def reset(self) -> None:
+        """No block that was computed before may be found by new sequences."""
+        for fetch in [*self._fetches.values()]:
+            self._close(fetch, "given_up")
+
+    # --- one fetch ------------------------------------------------------------------------------
+
+    def _advance(self, fetch: Fetch) -> None:
+        is_known = self._core.sequences.get(fetch.sequence.key) is fetch.sequence
+        if fetch.is_over or not is_known:
+            self._close(fetch, "ended")
+            return
+        fetch.follow()
+        if fetch.num_there >= fetch.num_wanted and fetch.target.has_all(fetch):
+            self._close(fetch, "done")
+        elif fetch.is_stuck:
+            self._close(fetch, "given_up")
+
+    def _close(self, fetch: Fetch, outcome: str) -> None:
+        source, target = fetch.source, fetch.target
+        del self._fetches[fetch.sequence], target.fetches[fetch], source.served[fetch]
+        source.pins.drop(fetch)
+        fetch.mark_left()
+        size = source.shape.block_size
+        HITS.labels(outcome).inc()
+        HIT_TOKENS.inc((fetch.num_there_in_turn - fetch.first) * size)
+        if outcome == "done":
+            target.times_from(source).note(fetch.num_bytes, self._clock() - fetch.began_s)
+
+    # --- new fetches ----------------------------------------------------------------------------
+
+    def _begin(self, target: Transfers) -> None:
+        """Of sequences that ``target`` is to admit."""
+        worker, waiting = target.worker, self._core.queues.waiting
+        if not (waiting and worker.admits and worker.num_free_slots) or _is_full(target.fetches):
+            return
+        sources = [
+            each for each in self._workers if not _is_full(each.served) and each.may_reach(target)
+        ]
+        if not sources or target not in self._workers:
+            return
+        for sequence in waiting.each_where(lambda each: self._may_fetch(target, each), 0):
+            if (fetch := self._choose(sources, target, sequence)) is not None:
+                self._start(fetch)
+                if _is_full(target.fetches):
+                    break
+
+    def _may_fetch(self, target: Transfers, sequence: Sequence) -> bool:
+        is_movable = not sequence.is_isolated and sequence.num_worker_deaths <= 1
+        return (
+            is_movable
+            and sequence not in self._fetches
+            and sequence.max_cached >= MIN_TOKENS
+            and self._tries.get(sequence, 0) < MAX_TRIES
+            and not self._is_coming(target, sequence)
+        )
+
+    def _choose(
+        self, sources: list[Transfers], target: Transfers, sequence: Sequence
+    ) -> Fetch | None:
+        """Returns a fetch that is quicker than computing."""
+        worker, size = target.worker, target.shape.block_size
+        ends = [each.worker.blocks.find_hit(sequence).num_blocks for each in sources]
+        end = max(ends)
+        if end * size < MIN_TOKENS:
+            return None
+        first = worker.blocks.find_hit(sequence).num_blocks
+        begin = first + sum(each.num_loadable(sequence, first) for each in worker.resources)
+        if (end - begin) * size < MIN_TOKENS or not self._is_next(target, sequence):
+            return None
+        source = sources[ends.index(end)]
+        computing_s = target.choice.computing_s(begin, end)
+        fetch = Fetch(sequence, source, target, first, self._clock(), computing_s)
+        byte_s = target.times_from(source).byte_s
+        chosen = end
+        if byte_s and not target.choice.takes_all(sequence, begin, end):
+            chosen = target.choice.quickest(
+                (end, begin), end, lambda each: byte_s * fetch.num_bytes * (each > begin)
+            )
+        DECLINED_TOKENS.inc(target.choice.note(begin, chosen, end))
+        self._tries[sequence] = self._tries.get(sequence, 0) + 1 if chosen == end else MAX_TRIES
+        return fetch if chosen == end else None
+
+    def _is_next(self, target: Transfers, sequence: Sequence) -> bool:
+        """True if ``target`` would admit ``sequence`` now."""
+        core, worker = self._core, target.worker
+        if not core.placement.has_room(worker, sequence):
+            return False
+        num_waiting = len(core.queues.waiting)
+        return core.placement.is_best(worker, sequence, num_waiting, now_of(core))
+
+    def _start(self, fetch: Fetch) -> None:
+        source, target = fetch.source, fetch.target
+        self._fetches[fetch.sequence] = fetch
+        source.served[fetch] = target.fetches[fetch] = None
+        source.pins.add(fetch, fetch.blocks)
+        source.introduce(target)
+        if not source.worker.in_flight:
+            self.on_begin()
+
+    def _is_coming(self, target: Transfers, sequence: Sequence) -> bool:
+        """True if a fetch for another sequence has enough of the prefix that ``sequence`` lacks."""
+        fetches = self._to(target)
+        if not fetches:
+            return False
+        size = target.shape.block_size
+        number = target.worker.blocks.find_hit(sequence).num_blocks + max(1, MIN_TOKENS // size) - 1
+        if number >= sequence.max_cached // size:
+            return False
+        block_hash = sequence.block_hash(number, size)
+        return any(each.covers(number, block_hash) for each in fetches)
+
+    def _to(self, target: Transfers) -> list[Fetch]:
+        return [each for each in self._fetches.values() if each.target is target]
+
+
+def _is_full(deliveries: Sized) -> bool:
+    return len(deliveries) >= MAX_FETCHES
