@@ -56,6 +56,7 @@ LOWER = ("tcp://schedulers",)
 ENCODERS = ("tcp://encoders",)
 NOWHERE = Path("/nonexistent/shoal")
 LONG_TOKENS = 30  # for prefill workers
+FETCHED_TOKENS = 16  # of a prefix of another worker
 
 
 class Host(Machine):
@@ -179,6 +180,7 @@ class Mesh:
             patch("services.scheduler.service.FORWARD_INTERVAL_S", self.shape.forward_interval_s),
             patch("services.scheduler.adapters.cell.FORGET_S", self.shape.forget_s),
             patch("services.scheduler.moves.roles.LONG_TOKENS", LONG_TOKENS),
+            patch("services.scheduler.moves.fetches.MIN_TOKENS", FETCHED_TOKENS),
             patch("services.worker.service.EXTENSIONS", [WorkerMedia]),
             patch.object(TokenizerService, "_load", _load),
         ):

@@ -569,16 +569,21 @@ class Mesh:
         assert {sequence.request for sequence in self.core.sequences.values()} == set(self.expected)
 
     def check_blocks(self, worker: WorkerState) -> None:
-        """Blocks are free or have as many owners as sequences."""
+        """Blocks are free or have as many owners as sequences, and pins."""
         pool = worker.pool
         owners = [*(each.allocated for each in worker.running.values()), *worker.leaving]
         owned = Counter(block for each in owners for block in each.blocks)
+        owned.update(self.pinned(worker))
         assert all(pool.ref_count(block) == num for block, num in owned.items())
         assert pool.num_owned == owned.total()
         assert pool.num_free + len(owned) == pool.num_blocks
         if len(owned) < owned.total():
             for one, other in combinations(worker.running.values(), 2):
                 self.check_shared(worker, one, other)
+
+    def pinned(self, worker: WorkerState) -> list[int]:
+        """The blocks that have an owner which is no sequence."""
+        return []
 
     def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
         """Two sequences share the full blocks of their common beginning, and no others."""

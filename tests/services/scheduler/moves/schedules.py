@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from services.scheduler.block_pool import KeepPoint
 from services.scheduler.extension import Cell, OtherCells
 from services.scheduler.moves.cell import CellMoves
+from services.scheduler.moves.fetch import Fetch
+from services.scheduler.moves.fetches import MAX_FETCHES
 from services.scheduler.moves.transfers import Transfers
 from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import Sequence
@@ -45,6 +47,7 @@ def run_moving(number: int) -> "MovingMesh":
     with (
         patch("services.scheduler.moves.move.NEAR_TOKENS", random.choice([2, 5, 10, 32])),
         patch("services.scheduler.moves.roles.LONG_TOKENS", random.choice([1, 8, 512])),
+        patch("services.scheduler.moves.fetches.MIN_TOKENS", random.choice([1, 4, 16, 128])),
     ):
         mesh = run_schedule(number, MovingMesh)
     assert isinstance(mesh, MovingMesh)
@@ -105,6 +108,7 @@ class MovingMesh(Mesh):
             peers: dict[str, Peer] = self.peers  # type: ignore[assignment]
             others = OtherCells(self.core, {}, "s", lambda: None)
             self.cell = CellMoves(Cell(CONFIG, self.core, peers, others, lambda: None))
+            self.cell._fetches.on_begin = lambda: None
         before = {*self.workers}
         super().join()
         for worker_id in self.workers.keys() - before:
@@ -279,6 +283,7 @@ class MovingMesh(Mesh):
         assert self.cell is not None
         self.cell.reset_prefix_cache()
         assert not any(each.moves for each in self.transfers.values())
+        assert not any(each.fetches for each in self.transfers.values())
 
     # --- invariants -----------------------------------------------------------------------------
 
@@ -298,6 +303,7 @@ class MovingMesh(Mesh):
             assert all(each.target is transfers for each in transfers.incoming)
             assert all(each.source in self.transfers.values() for each in transfers.incoming)
             self.check_held(transfers)
+            self.check_fetches(transfers)
 
     def points_of(self, worker: WorkerState) -> dict[bytes, KeepPoint]:
         """Without the parts of those that come."""
@@ -308,6 +314,23 @@ class MovingMesh(Mesh):
         coming = transfers.points._coming.values()
         units = {unit for each in coming for unit in each.units.values()}
         return {name: each for name, each in points.items() if each not in units}
+
+    def pinned(self, worker: WorkerState) -> list[int]:
+        transfers = self.transfers.get(worker.worker_id)
+        blocks = [] if transfers is None else transfers.pins._blocks.values()
+        return [block for each in blocks for block in each]
+
+    def check_fetches(self, transfers: Transfers) -> None:
+        assert self.cell is not None
+        fetches = self.cell._fetches._fetches
+        assert len(transfers.fetches) <= MAX_FETCHES
+        assert len(transfers.served) <= MAX_FETCHES
+        assert transfers.pins._blocks.keys() <= transfers.served.keys()
+        for each in (*transfers.fetches, *transfers.served):
+            assert isinstance(each, Fetch)
+            assert fetches[each.sequence] is each
+            assert each.source in self.transfers.values()
+            assert each.target in self.transfers.values()
 
     def check_held(self, transfers: Transfers) -> None:
         """A sequence is held only while a plan in flight computes it, or its last keep point is on
@@ -331,6 +354,8 @@ class MovingMesh(Mesh):
             assert not len(transfers.inbox)
             assert not transfers.moves
             assert not transfers.incoming
+            assert not transfers.fetches
+            assert not transfers.served
             assert not transfers._pushed
         for worker in self.workers.values():
             assert isinstance(worker, MovingWorker)

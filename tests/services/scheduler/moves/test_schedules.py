@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from services.scheduler.moves.fetches import HITS
 from services.scheduler.moves.moves import MOVES
 from tests.services.scheduler.moves.schedules import run_moving
 
@@ -18,6 +19,7 @@ OUTCOMES = [(why, what) for why in ("leaving", "role") for what in KINDS]
 def meet(numbers: Iterable[int]) -> Counter[str]:
     met: Counter[str] = Counter()
     before = {each: MOVES.labels(*each)._value.get() for each in OUTCOMES}
+    hits = {each: HITS.labels(each)._value.get() for each in KINDS}
     for number in numbers:
         mesh = run_moving(number)
         met[f"depth {mesh.depth}"] += 1
@@ -30,6 +32,8 @@ def meet(numbers: Iterable[int]) -> Counter[str]:
             met[f"parts of {kind}"] += each.num_parts_taken
     for outcome in OUTCOMES:
         met[" ".join(outcome)] = int(MOVES.labels(*outcome)._value.get() - before[outcome])
+    for kind in KINDS:
+        met[f"fetches {kind}"] = int(HITS.labels(kind)._value.get() - hits[kind])
     return met
 
 
