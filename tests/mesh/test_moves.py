@@ -28,6 +28,7 @@ PROMPTS = [
     for number in range(NUM_STREAMS)
 ]
 RECOMPUTED = "shoal_recomputed_tokens_total"
+TAKEN = "shoal_blocks_taken_bytes_total"
 FREE = 'shoal_kv_blocks{state="free"}'
 
 
@@ -61,10 +62,12 @@ def recomputed(metrics: dict[str, float]) -> float:
     return sum(value for name, value in metrics.items() if name.startswith(RECOMPUTED))
 
 
-async def stream(client: AsyncOpenAI, prompt: list[int], reply: list[Any]) -> None:
+async def stream(
+    client: AsyncOpenAI, prompt: list[int], reply: list[Any], reply_len: int = REPLY_LEN
+) -> None:
     """Adds each token's id and logprob to ``reply`` as it comes."""
     chunks = await client.completions.create(
-        model="shoal-tiny", prompt=prompt, max_tokens=REPLY_LEN, temperature=0.8, seed=5,
+        model="shoal-tiny", prompt=prompt, max_tokens=reply_len, temperature=0.8, seed=5,
         stream=True, logprobs=1, extra_body={"ignore_eos": True, "return_token_ids": True},
     )  # fmt: skip
     async for chunk in chunks:
@@ -123,3 +126,37 @@ async def test_a_prefill_worker_hands_its_sequences_over(
     assert found == wanted
     assert moves(metrics, "role") >= 1
     assert recomputed(metrics) < 16 * NUM_STREAMS, "more than the last blocks of prompts"
+
+
+async def test_a_prompt_begins_with_blocks_of_a_busy_worker(
+    tmp_path: Path, wanted: list[list[Any]]
+) -> None:
+    async with mesh(tmp_path, "both", "both", settings=SETTINGS | {"MAX_NUM_SEQS": "1"}) as fleet:
+        (gateway,) = fleet.of("gateway")
+        async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="-", max_retries=0) as client:
+            first = list[Any]()
+            busy = asyncio.create_task(stream(client, PROMPTS[0], first, 400))
+            async with asyncio.timeout(60):
+                while len(first) < 8:
+                    await asyncio.sleep(0.005)
+            second = await client.completions.create(
+                model="shoal-tiny", prompt=PROMPTS[0], max_tokens=REPLY_LEN, temperature=0.8,
+                seed=5, logprobs=1, extra_body={"ignore_eos": True, "return_token_ids": True},
+            )  # fmt: skip
+            assert not busy.done()
+            (metrics,) = await scheduler_metrics(fleet)
+            await busy
+        taken = [(await each.metrics())[TAKEN] for each in fleet.of("worker")]
+        await fleet.until_idle()
+    (choice,) = second.choices
+    assert choice.logprobs is not None
+    ids = choice.token_ids  # type: ignore[attr-defined]
+    assert [*zip(ids, choice.logprobs.token_logprobs or [], strict=True)] == wanted[0]
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    num_cached = (PROMPT_LEN - 1) // 16 * 16
+    assert second.usage.prompt_tokens_details.cached_tokens == num_cached
+    assert metrics['shoal_peer_hits_total{outcome="done"}'] == 1
+    assert metrics["shoal_peer_hit_tokens_total"] == num_cached
+    assert recomputed(metrics) == 0
+    assert sorted(taken)[0] == 0 < sorted(taken)[1]
