@@ -3,13 +3,15 @@ to long prompts, with workers for prompts alone.
 
 *Leaving*: one of two workers is told to leave under streams; with moves and without, in turns.
 *Roles*: three workers, all for both or one for prompts; streams run, then long prompts come.
+*Peer hits*: the prefix of a prompt is in the cache of a busy worker; the other one fetches or
+computes it.
 """
 
 import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import median
@@ -26,8 +28,9 @@ from benchmarks.report import spread, write
 SIZE = "small"
 NUM_STREAMS, PROMPT_LEN, REPLY_LEN = 12, 1500, 400
 NUM_BURST, BURST_LEN = 8, 3000
+NUM_PREFIXES, PREFIX_LEN, BUSY_LEN = 4, 4000, 80
 LEAVES_AFTER = 32  # tokens of each stream
-COUNTS = ("shoal_recomputed_tokens_total", "shoal_moves_total")
+COUNTS = ("shoal_recomputed_tokens_total", "shoal_moves_total", "shoal_peer_hit_tokens_total")
 
 
 class Streams:
@@ -137,6 +140,25 @@ async def roles(seed: int, *names: str) -> dict[str, float]:
     }
 
 
+async def peer_hits(seed: int, kv_transfer: str) -> dict[str, float]:
+    first_s = []
+    async with fleet_of("both", "both", KV_TRANSFER=kv_transfer, MAX_NUM_SEQS="1") as fleet:
+        url = fleet.of("gateway")[0].url
+        for number in range(NUM_PREFIXES):
+            busy, new = (
+                Streams(url, 10 * seed + number, 1, PREFIX_LEN, reply_len)
+                for reply_len in (BUSY_LEN, 1)
+            )
+            running = asyncio.create_task(busy.run())
+            await busy.until_begun(8)
+            started_s = time.perf_counter()
+            await new.run()
+            first_s.append(new.times_s[0][0] - started_s)
+            await running
+        found = await _counts(fleet)
+    return {"time to first token, ms": 1e3 * median(first_s), **found}
+
+
 async def _counts(fleet: Fleet) -> dict[str, float]:
     metrics = await fleet.of("scheduler")[0].metrics()
     return {
@@ -145,16 +167,24 @@ async def _counts(fleet: Fleet) -> dict[str, float]:
     }
 
 
-async def measure(num_rounds: int) -> dict[str, Any]:
+Runs = dict[str, Callable[[int], Awaitable[dict[str, float]]]]
+MOVES: Runs = {
+    "leaving, with moves": lambda seed: leaving(seed, "true"),
+    "leaving, without": lambda seed: leaving(seed, "false"),
+    "both, both, both": lambda seed: roles(seed, "both", "both", "both"),
+    "prefill, decode, decode": lambda seed: roles(seed, "prefill", "decode", "decode"),
+}
+PEER_HITS: Runs = {
+    "prefix fetched": lambda seed: peer_hits(seed, "true"),
+    "prefix computed": lambda seed: peer_hits(seed, "false"),
+}
+
+
+async def measure(runs: Runs, num_rounds: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, float]]] = {}
     for seed in range(num_rounds):
-        for name, run in (
-            ("leaving, with moves", leaving(seed, "true")),
-            ("leaving, without", leaving(seed, "false")),
-            ("both, both, both", roles(seed, "both", "both", "both")),
-            ("prefill, decode, decode", roles(seed, "prefill", "decode", "decode")),
-        ):
-            found.setdefault(name, []).append(await run)
+        for name, run in runs.items():
+            found.setdefault(name, []).append(await run(seed))
     return {
         name: {key: spread([each[key] for each in rounds]) for key in rounds[0]}
         for name, rounds in found.items()
@@ -164,8 +194,10 @@ async def measure(num_rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer-hits", action="store_true", help="measure these alone")
     given = parser.parse_args()
-    write("moves", uvloop.run(measure(given.rounds)))
+    name, runs = ("peer_hits", PEER_HITS) if given.peer_hits else ("moves", MOVES)
+    write(name, uvloop.run(measure(runs, given.rounds)))
 
 
 if __name__ == "__main__":
