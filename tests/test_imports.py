@@ -73,7 +73,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"tokens_message"},
         {"extension"},
-        {"metrics", "traces"},
+        {"metrics", "traces", "copy_times"},
         {"intake", "cells", "promises", "quarantine", "adapters", "media", "moves", "stores"},
         {"service"},
         {"__main__"},

@@ -21,6 +21,7 @@ from shared.link.link import Link
 from shared.wire.codec import Array
 from shared.wire.messages import Part, Submit
 from tests.sim import engine
+from tests.sim.peers import few_prompts, num_hits
 from tests.sim.run import Run, alone, fails, search
 
 PUT_BACK: dict[str, Callable[[], Any]] = {
@@ -58,6 +59,15 @@ DIGEST = (
 @pytest.mark.timeout(900)
 def test_requests_are_served_exactly_whatever_befalls_the_services():
     assert not [*filter(None, map(fails, range(NUM_RUNS)))]
+
+
+@pytest.mark.seconds
+@pytest.mark.timeout(900)
+def test_requests_are_served_exactly_with_prefixes_of_other_workers():
+    num_before = num_hits()
+    with few_prompts():
+        assert not [*filter(None, map(fails, range(8)))]
+    assert num_hits() > num_before
 
 
 @pytest.mark.slow
