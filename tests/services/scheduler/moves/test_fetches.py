@@ -225,25 +225,31 @@ async def test_the_source_keeps_the_blocks_until_they_are_there(tmp_path: Path) 
     cell.finish()
 
 
-async def test_blocks_on_their_way_yield_to_sequences_of_the_source(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("prompt_len", "reply_len"), [(70, 20), (40, 50)])
+async def test_blocks_on_their_way_yield_to_sequences_of_the_source(
+    tmp_path: Path, prompt_len: int, reply_len: int
+) -> None:
+    """To a prompt, or to output."""
     cell = CellOfWorkers(tmp_path)
-    one = Worker(cell, "one", max_num_seqs=2, num_blocks=24)
+    one = Worker(cell, "one", max_num_seqs=1, num_blocks=24)
     cell.ask("before", max_tokens=1)
     cell.run()
     one.set_state(State.NOT_READY)
-    two = Worker(cell, "two", inbox=Inbox("layout", "here", 1, 1 << 10))
-    cell.ask("new", max_tokens=2)
-    cell.run(1)
+    two = Worker(cell, "two")
+    cell.ask("new", max_tokens=2, options=RequestOptions(priority=3))
+    cell.run(1, delivers=False)
     assert pinned(one) == 9
     two.set_state(State.NOT_READY)
     one.set_state(State.READY)
-    cell.ask("large", PROMPT + 100, max_tokens=50)
-    cell.run(30)
-    assert [name for name, _ in one.admitted][1:][:1] != []
-    assert not cell.sequences["large"][0].num_preemptions
+    cell.ask("large", np.arange(prompt_len, dtype=np.int32) + 100, max_tokens=reply_len)
+    cell.run(4, delivers=False)
+    assert [name for name, _ in one.admitted] == ["before", "large"]
+    assert fetching(cell)
+    cell.run(reply_len, delivers=False)
     assert not pinned(one)
+    assert not cell.sequences["large"][0].num_preemptions
     two.set_state(State.READY)
-    cell.look(MAX_LOOKS)
+    cell.look(FORGET_LOOKS)
     cell.finish()
     at_rest(cell)
 

@@ -11,7 +11,7 @@ from services.scheduler.moves.moves import MOVES
 from tests.services.scheduler.moves.schedules import run_moving
 
 NUM_SCHEDULES = 60
-RARE = (120, 174, 539, 734)  # losses, moves that are given up, and states
+RARE = (120, 174, 187, 215, 539, 734)  # losses, moves that are given up, and states
 KINDS = ("done", "ended", "given_up", "lost")
 OUTCOMES = [(why, what) for why in ("leaving", "role") for what in KINDS]
 
