@@ -19,13 +19,14 @@ from shared.wire.messages import (
     Capacity,
     Copied,
     ModelInfo,
+    Part,
     ResultRow,
     RunKind,
     StepPlan,
     TokenRun,
 )
 from shared.wire.token_arrays import Layout, TokenArrays, join
-from tests.services.scheduler.moves.moving_worker import Inboxed, MovingWorker, Pushed
+from tests.services.scheduler.moves.moving_worker import Content, Inboxed, MovingWorker, Pushed
 from tests.services.scheduler.simulated_worker import Slot
 from tests.services.scheduler.stores.storing_worker import SimulatedStore, StoringWorker
 from tests.sim.images import PLACEHOLDER, SimulatedMedia
@@ -65,6 +66,11 @@ def arrays_of(token: int, position: int, vocab_size: int, num: int | None) -> To
 @dataclass
 class _Worker(MovingWorker, StoringWorker):
     """Drafts of three in four tokens are right."""
+
+    def _fill(self, plan: StepPlan, block: int, part: Part | None, content: Content) -> None:
+        super()._fill(plan, block, part, content)
+        if part is None or part.group is not None:
+            self.group_of[block] = 0 if part is None else part.group or 0
 
     def _draft(self, slot: Slot, num: int) -> None:
         ids, vocab_size = list(slot.ids), self.capacity.vocab_size
