@@ -7,6 +7,7 @@ the prefix cache, where its admission finds it, whatever becomes of the rest.
 """
 
 from collections.abc import Callable, Sized
+from itertools import islice
 from weakref import WeakKeyDictionary
 
 from prometheus_client import Counter
@@ -20,6 +21,7 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import LOOK_S
 
 MAX_FETCHES = 4  # to one worker, and from one. Chosen
+MAX_CHOICES = 16  # of a plan: each looks into the caches of all workers. Chosen
 MAX_TRIES = 3  # of a sequence
 MIN_TOKENS = 128
 """Worth a fetch: the sequence waits for a plan of either worker. Chosen."""
@@ -133,7 +135,8 @@ class Fetches:
         ]
         if not sources or target not in self._workers:
             return
-        for sequence in waiting.each_where(lambda each: self._may_fetch(target, each), 0):
+        first = waiting.each_where(lambda each: self._may_fetch(target, each), 0)
+        for sequence in islice(first, MAX_CHOICES):
             if (fetch := self._choose(sources, target, sequence)) is not None:
                 self._start(fetch)
                 if _is_full(target.fetches):
