@@ -93,6 +93,7 @@ async def measure(num_rounds: int, num_prompts: int, max_tokens: int) -> dict[st
         model = save(folder)
         engine = make_engine(
             folder,
+            "native",
             num_threads=num_threads,
             max_num_seqs=128,
             block_size=16,

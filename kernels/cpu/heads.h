@@ -41,6 +41,24 @@ INLINE void add_norm(const float* x, const float* weight, int size, float eps, f
     store(out + i, fma(mul(load(x + i), scale), load(weight + i), load(out + i)));
 }
 
+// Layer norm of x [size] · weight + bias → out; bias may be null, out may be x.
+template <class Out>
+INLINE void layer_norm(const float* x, const float* weight, const float* bias, int size, float eps,
+                       Out* out) {
+  f32x16 total = zero(), squares = zero();
+  for (int i = 0; i < size; i += LANES) total = add(total, load(x + i));
+  f32x16 mean = spread(sum(total) / size);
+  for (int i = 0; i < size; i += LANES) {
+    f32x16 centred = sub(load(x + i), mean);
+    squares = fma(centred, centred, squares);
+  }
+  f32x16 scale = norm_scale(sum(squares), size, eps);
+  for (int i = 0; i < size; i += LANES) {
+    f32x16 scaled = mul(sub(load(x + i), mean), scale);
+    store_narrow(out + i, fma(scaled, load(weight + i), bias ? load(bias + i) : zero()));
+  }
+}
+
 // Calls f with the offset of each of num_rows rows of `size`; a thread takes GROUP rows at a time.
 template <class F>
 void each_row(int num_rows, int size, F f) {
@@ -55,6 +73,13 @@ void each_row(int num_rows, int size, F f) {
 template <class T>
 void norm_rows(const float* x, const float* weight, int num_rows, int size, float eps, T* out) {
   each_row(num_rows, size, [=](size_t at) { norm(x + at, weight, size, eps, out + at); });
+}
+
+template <class T>
+void layer_norm_rows(const float* x, const float* weight, const float* bias, int num_rows, int size,
+                     float eps, T* out) {
+  each_row(num_rows, size,
+           [=](size_t at) { layer_norm(x + at, weight, bias, size, eps, out + at); });
 }
 
 inline void add_norm_rows(const float* x, const float* weight, int num_rows, int size, float eps,

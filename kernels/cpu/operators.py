@@ -56,6 +56,8 @@ class Kind(IntEnum):
     JOIN = 19  # wide, and wide behind it → wide
     ACTIVATE = 20  # wide, and wide for the factors → narrow
     ADAPT_EMBEDDINGS = 21  # ids → added to wide: rows with adapters only
+    LAYER_NORM = 22  # wide → wide or narrow
+    GELU = 23  # narrow → narrow
 
 
 class Form(IntEnum):
@@ -347,7 +349,8 @@ class Operator:
     ``source``, or of ``out`` for an embedding.
 
     ``adds``: the result is added to ``out``. ``rows``: embeddings [num, size] of the ``num`` tokens
-    from ``first`` on, unless they are the columns of ``weight``; for a sum, a bias [size] float32.
+    from ``first`` on, unless they are the columns of ``weight``; for a sum or a layer norm, a bias
+    [size] float32.
     ``order`` [size] int64: a permutation of the elements. For experts ``first`` may be a buffer of
     marks [tokens, size]: if ``num`` is 1, tokens without one take them, if it is 2, those with one.
     A norm may have ``num`` parts of ``size`` in a row; attention norms values if ``num`` is 1;

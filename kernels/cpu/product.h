@@ -465,3 +465,22 @@ struct Gate {
     }
   }
 };
+
+// gelu(product) → out [num_rows, w.n]; or gelu(gate) · up → out [num_rows, w.n / 2], in Gate's
+// order.
+template <class T, class W>
+struct Gelu {
+  T* out;
+  Packed<W> w;
+  bool has_gates;
+
+  void operator()(int row, int tile, int num_tiles, const float* sums) const {
+    for (int t = 0; t < num_tiles; t += 1 + has_gates) {
+      int n = (tile + t) * LANES;
+      f32x16 found = gelu(w.finish(n, LANES, load(sums + t * LANES)));
+      if (has_gates) found = mul(found, w.finish(n + LANES, LANES, load(sums + (t + 1) * LANES)));
+      size_t place = (size_t)row * w.n + n;
+      store_narrow(out + (has_gates ? place / 2 : place), found);
+    }
+  }
+};

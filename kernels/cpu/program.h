@@ -60,7 +60,9 @@ enum Kind : int32_t {
   INDEX,
   JOIN,
   ACTIVATE,
-  ADAPT_EMBEDDINGS
+  ADAPT_EMBEDDINGS,
+  LAYER_NORM,
+  GELU
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -73,20 +75,20 @@ struct Operator {
   int32_t layer;       // ATTEND, LATENT, INDEX: index of the cache; GATED_DELTA: of the states
   int32_t group;       // ATTEND, LATENT, SHORT_CONV, INDEX: index of the layer's group
   int32_t size;        // of a row of `in`; EMBED: of `out`; NORM: of a part of a row
-  int32_t is_wide;     // NORM: `out` is wide
+  int32_t is_wide;     // NORM, LAYER_NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM, ADAPT: adds to `out`
   int32_t first, num;  // EMBED: first local id, number of local ids; JOIN: num of `second`;
                        // EXPERTS: a buffer of marks, and 0 for all tokens, 1 for those without a
                        // mark, 2 for those with one; NORM: num of a row's parts, or 0; ATTEND: 1 if
                        // values are normed; ACTIVATE: first element in a row of `second`, size of
-                       // that row
+                       // that row; GELU: 1 if it has gates
   float scale;         // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
-  float eps;           // NORM
+  float eps;           // NORM, LAYER_NORM
   float alpha, beta;   // GATED, ACTIVATE
   const float* norm;
-  Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings if `rows` is null
-  const void* rows;  // EMBED: [num, size]; SUM: float32 bias [size]; or null
-  const Heads* heads;           // ATTEND
+  Matrix weight;       // LINEAR, GATED, GELU, OPEN; EMBED: columns are embeddings if `rows` is null
+  const void* rows;    // EMBED: [num, size]; SUM, LAYER_NORM: float32 bias [size]; or null
+  const Heads* heads;  // ATTEND
   const int64_t* order;         // ORDER: [size]
   const Experts* experts;       // EXPERTS
   const Latents* latents;       // LATENT
@@ -397,6 +399,15 @@ void run_norm(const Operator& op, const float* x, int num_tokens, void* out) {
     norm_rows(x, op.norm, num, op.size, op.eps, (T*)out);
 }
 
+template <class T>
+void run_layer_norm(const Operator& op, const float* x, int num_tokens, void* out) {
+  const float* bias = (const float*)op.rows;
+  if (op.is_wide)
+    layer_norm_rows(x, op.norm, bias, num_tokens, op.size, op.eps, (float*)out);
+  else
+    layer_norm_rows(x, op.norm, bias, num_tokens, op.size, op.eps, (T*)out);
+}
+
 // out[r][i] = x[r][order[i]]
 template <class T>
 void order_rows(const T* x, const int64_t* order, int num, int size, T* out) {
@@ -459,6 +470,13 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case NORM:
         run_norm<T>(op, (const float*)in, num, out);
+        break;
+      case LAYER_NORM:
+        run_layer_norm<T>(op, (const float*)in, num, out);
+        break;
+      case GELU:
+        with_packed<T>(op.weight,
+                       [&](auto w) { gelu_product((const T*)in, num, w, (bool)op.num, (T*)out); });
         break;
       case NARROW:
         narrow_rows((const float*)in, num, op.size, (T*)out);

@@ -353,3 +353,8 @@ void gated_product(const T* rows, int num_rows, Packed<W> w, float alpha, float 
                    const Deltas& deltas, T* out) {
   run_product(rows, num_rows, w, Gate<T, W>{out, w, alpha, beta, 0, deltas}, 2);
 }
+
+template <class T, class W>
+void gelu_product(const T* rows, int num_rows, Packed<W> w, bool has_gates, T* out) {
+  run_product(rows, num_rows, w, Gelu<T, W>{out, w, has_gates}, 1 + has_gates);
+}

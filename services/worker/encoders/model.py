@@ -1,7 +1,7 @@
 """An encoder that transformers computes, and the pooling of its states."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from kernels.cpu.packing import NativeLibrary
+from services.worker.encoders.native import NativeTrunk
 from services.worker.models import TorchCausalLM
 from services.worker.pooling.prompts import StatePooler
 from services.worker.slots.table import SlotTable
@@ -37,6 +39,11 @@ class EncoderLM(TorchCausalLM):
         self.trunk = trunk
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
         self._max_tokens = max_tokens
+        self._native: NativeTrunk | None = None
+
+    def pack(self, library: NativeLibrary) -> None:
+        """Raises NotSupported."""
+        self._native = NativeTrunk(self.trunk, library, self._max_tokens)
 
     def make_pooler(self, pooling: PoolingInfo) -> StatePooler:
         """Raises ConfigError."""
@@ -46,7 +53,7 @@ class EncoderLM(TorchCausalLM):
             raise ConfigError("pooler-config: classifier_from_token is for models that write texts")
         if pooling.pooling_type == "last":
             raise ConfigError("pooler-config: an encoder pools by CLS or MEAN, not by LAST")
-        return EncoderPooler(self.trunk, self.head, self._max_tokens)
+        return EncoderPooler(self.trunk, self._native, self.head, self._max_tokens)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return torch.empty(len(input_ids), 0, device=input_ids.device)
@@ -60,9 +67,11 @@ class EncoderPooler(StatePooler):
     """Computes prompts side by side, up to ``max_tokens`` at once, and pools their states in
     float32. ``head`` maps pooled states to embeddings or the logits of classes."""
 
-    def __init__(self, trunk: Any, head: nn.Module | None, max_tokens: int) -> None:
+    def __init__(
+        self, trunk: Any, native: NativeTrunk | None, head: nn.Module | None, max_tokens: int
+    ) -> None:
         super().__init__(_unchanged, None)
-        self._trunk, self._last_head = trunk, head
+        self._trunk, self._native, self._last_head = trunk, native, head
         self._max_tokens = max_tokens
         config = trunk.config
         is_padded = config.model_type in PADDED
@@ -107,24 +116,28 @@ class EncoderPooler(StatePooler):
                 for each, kind in zip(states.float().split(lengths), kinds, strict=True)
             ]
         )
-        return pooled if self._last_head is None else cast(Tensor, self._last_head(pooled))
+        if self._last_head is None:
+            return pooled
+        # Torch rounds products of several rows otherwise than products of one.
+        return torch.cat([self._last_head(row) for row in pooled.split(1)])
 
     def _states(self, table: SlotTable, slots: list[int], lengths: Sequence[int]) -> Tensor:
         """[sum of lengths, hidden_size]"""
         pairs = list(zip(slots, lengths, strict=True))
-        inputs: dict[str, list[np.ndarray]] = {
-            "input_ids": [table.ids[slot, :length] for slot, length in pairs],
-            "position_ids": [np.arange(length) + self._first_position for length in lengths],
-        }
+        ids = np.concatenate([table.ids[slot, :length] for slot, length in pairs])
+        places = np.concatenate([np.arange(length) for length in lengths])
+        positions = places + self._first_position
+        seconds = [pooling_of(table, slot).num_second * self._has_types for slot in slots]
+        types = places >= np.repeat(np.subtract(lengths, seconds), lengths)
+        if self._native is not None:
+            return self._native.run(ids, positions, types, lengths)
+        inputs = {"input_ids": ids, "position_ids": positions}
         if self._has_types:
-            inputs["token_type_ids"] = [
-                np.arange(length) >= length - pooling_of(table, slot).num_second
-                for slot, length in pairs
-            ]
+            inputs["token_type_ids"] = types
         device = self._trunk.device
         tensors = {
-            name: torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device).unsqueeze(0)
-            for name, parts in inputs.items()
+            name: torch.from_numpy(each.astype(np.int64)).to(device).unsqueeze(0)
+            for name, each in inputs.items()
         }
         states: Tensor = self._trunk(**tensors, lengths=lengths).last_hidden_state[0]
         return states

@@ -30,10 +30,8 @@ class DraftLogits(NamedTuple):
 
 
 class DraftHead(Protocol):
-    """An MTP head as a backend computes it, on T pairs of a state and the next token.
-
-    Its layer of the KV cache comes after the trunk's layers. ``make_drafter``: see ``MtpHead``.
-    """
+    """An MTP head as a backend computes it, on T pairs of a state and the next token. Its layer of
+    the KV cache comes after the trunk's layers. ``make_drafter``: see ``MtpHead``."""
 
     make_drafter: MakeDrafter | None
 
@@ -49,15 +47,14 @@ class DraftHead(Protocol):
 
 
 class CausalLM(nn.Module, ABC):
-    """A model as a backend computes it. Attention finds its context in ``layers/context.py``.
-
-    T tokens of a step are flattened over its rows.
-    """
+    """A model as a backend computes it, with the T tokens of a step's rows one after another.
+    Attention finds its context in ``layers/context.py``."""
 
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
     draft_head: DraftHead | None = None
     offloaded: Offloaded | None = None  # a pass copies their weights to the device
     make_pooler: Any = None  # PoolingInfo → Pooler, of a model that pools by itself
+    pack: Any = None  # NativeLibrary → None, of a model that runs native code; NotSupported if not
     # Is told the slots [S] of rows of logits.
     place_logits: Callable[[np.ndarray], None] = staticmethod(lambda slots: None)
 

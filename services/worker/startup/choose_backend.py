@@ -90,8 +90,7 @@ def _load(settings: WorkerConfig) -> tuple[str, ctypes.CDLL]:
     """The build for this CPU. Raises NotSupported."""
     if not settings.native_kernels:
         raise NotSupported("native-kernels is off")
-    variant = find_variant()
-    if variant is None:
+    if (variant := find_variant()) is None:
         raise NotSupported("none was built that suits this CPU")
     try:
         return variant, load_library(variant)
@@ -117,16 +116,19 @@ def _native(
     num_threads: int,
     report: OnShare,
     operators: Operators,
-) -> NativeLM:
+) -> CausalLM:
     """Raises NotSupported."""
-    if not isinstance(model, DecoderLM):
+    rounds = settings.activation_dtype == "int8"
+    if not isinstance(model, DecoderLM) and (rounds or model.pack is None):
         raise NotSupported("transformers computes this model")
     if dtype not in DTYPES:
         raise NotSupported(f"it has no {dtype}")
-    rounds = settings.activation_dtype == "int8"
+    native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
+    if not isinstance(model, DecoderLM):
+        model.pack(native)
+        return model
     if rounds:
         _check_rounding(model, library)
-    native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
     if (ranks := ranks_of(settings)) is not None:
         model.parallel = ranks.meet_natively(model.parallel, settings, library)
     return NativeLM(model, settings.block_size, native, report, operators.recorder)

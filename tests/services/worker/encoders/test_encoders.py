@@ -96,7 +96,7 @@ def name_of(value: Any) -> str:
 def test_embeddings_match_transformers(
     tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], kernels: str
 ) -> None:
-    """Both engines for CPUs run transformers' operators."""
+    """Native code, and transformers' operators."""
     save_encoder(tmp_path, family, **changes)
     save_modules(tmp_path, "mean_tokens", "Normalize")
     longest = MAX_POSITIONS - 2 * ("Roberta" in family.__name__)
@@ -113,6 +113,30 @@ def test_embeddings_match_transformers(
         assert np.abs(alone - wanted[-3:]).max() < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "pooling_type"),
+    [
+        *((*each, "mean") for each in TRUNKS),
+        (BertForSequenceClassification, {"num_labels": 3}, "cls"),
+    ],
+    ids=name_of,
+)
+def test_a_prompt_has_the_same_bits_among_512(
+    tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], pooling_type: str
+) -> None:
+    save_encoder(tmp_path, family, **changes)
+    texts = random_texts(512, 80)
+    engine = make_engine(tmp_path, "native", max_num_batched_tokens=512)
+    assert engine._model._native is not None
+    params = pooled_params(pooling_type=pooling_type, activation="normalize")
+    together = run(engine, texts, params)
+    if family.__name__.endswith("Model"):
+        assert np.abs(together - pooled(states_of(tmp_path, texts), "mean")).max() < TOLERANCE
+    some = range(0, len(texts), 37)
+    alone = np.concatenate([run(engine, [texts[number]], params) for number in some])
+    assert np.array_equal(alone, together[some])
+
+
 @pytest.mark.parametrize("num_labels", [1, 3])
 @pytest.mark.parametrize(("family", "changes"), HEADS, ids=name_of)
 def test_logits_of_classes_match_transformers(
@@ -120,7 +144,7 @@ def test_logits_of_classes_match_transformers(
 ) -> None:
     """A part of the texts are pairs, with token types of their own if the model has some."""
     save_encoder(tmp_path, family, num_labels=num_labels, **changes)
-    engine = make_engine(tmp_path, max_num_batched_tokens=64)
+    engine = make_engine(tmp_path, "native", max_num_batched_tokens=64)
     assert engine.capacity.pooled_size == num_labels
     pooling = engine.model_info.pooling
     assert pooling.activation == ("sigmoid" if num_labels == 1 else "softmax")
@@ -138,13 +162,15 @@ def test_logits_of_classes_match_transformers(
     assert np.abs(found - class_logits(tmp_path, texts, types)).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("family", [BertModel, BertForSequenceClassification], ids=name_of)
-def test_bfloat16_is_close(tmp_path: Path, family: type[PreTrainedModel]) -> None:
+def test_bfloat16_is_close(tmp_path: Path, family: type[PreTrainedModel], kernels: str) -> None:
     save_encoder(tmp_path, family, initializer_range=0.05)
     texts = random_texts(8, 90)
     wanted = pooled_params(pooling_type="cls", activation="normalize")
     exact, rounded = (
-        run(make_engine(tmp_path, dtype=dtype), texts, wanted) for dtype in ("float32", "bfloat16")
+        run(make_engine(tmp_path, kernels, dtype=dtype), texts, wanted)
+        for dtype in ("float32", "bfloat16")
     )
     assert 0 < np.abs(rounded - exact).max() < 0.05
 
@@ -252,7 +278,7 @@ def test_a_plan_needs_the_config_alone(tmp_path: Path, capsys: pytest.CaptureFix
     """Its sum of the weights is a worker's."""
     save_encoder(tmp_path, BertForSequenceClassification, num_labels=1, max_position_embeddings=512)
     settings = WorkerConfig(model=tmp_path, device="cpu", dtype="float32")
-    engine = make_engine(tmp_path)
+    engine = make_engine(tmp_path, "native")
     loaded = weight_bytes(engine._model)
     (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
     assert footprint_of(settings, torch.device("cpu")).requirements.weights == loaded
