@@ -165,6 +165,14 @@ def test_only_settings_of_serve_reach_its_services(file: str, monkeypatch):
     assert "SHOAL_BLOCK_SIZE" not in environment
 
 
+@pytest.mark.parametrize("key", ["max-num-seqs", "max-model-len"])
+@pytest.mark.parametrize("value", ["true", "false"])
+def test_a_boolean_in_the_file_is_no_number(tmp_path: Path, key: str, value: str):
+    (tmp_path / "config.yaml").write_text(f"{key}: {value}\n")
+    with pytest.raises(ConfigError, match=f"{key}: '{value}': must be a valid integer"):
+        load_settings(WorkerConfig, ["--config", str(tmp_path / "config.yaml")], "worker")
+
+
 @pytest.mark.parametrize("key", ["ssl-ca-certs", "ssl_ca_certs"])
 def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_path: Path, key):
     (tmp_path / "config.yaml").write_text(f"{key}: secret\n")
