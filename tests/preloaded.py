@@ -9,5 +9,5 @@ PRELOADED = [  # no module of a service: each registers the metrics of its own p
     "shared.process.service",
     "tokenizers",
     "torch",
-    "transformers",
+    "transformers.modeling_utils",
 ]

@@ -45,12 +45,7 @@ class YamlSource(YamlConfigSettingsSource):
         if not isinstance(content, dict):
             raise ConfigError(f"config: {file_path} must hold a mapping of settings")
         settings = {str(key).replace("-", "_"): value for key, value in content.items()}
-        found = our_settings(file_path, settings, self._known)
-        # A number may not be a boolean, which pydantic reads as 0 or 1.
-        return {
-            key: str(value).lower() if isinstance(value, bool) else value
-            for key, value in found.items()
-        }
+        return our_settings(file_path, settings, self._known)
 
 
 def merging(

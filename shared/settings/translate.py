@@ -24,7 +24,8 @@ def our_settings(path: object, settings: Mapping[str, Any], known: Set[str]) -> 
     for name, value in settings.items():
         key = name.replace("_", "-")
         if name in known:
-            found[name] = value
+            is_switch = isinstance(value, bool)  # pydantic reads true as the number 1 too
+            found[name] = str(value).lower() if is_switch else value
         elif (positive := name.removeprefix("no_")) in known:
             found[positive] = not value
         elif foreign := NAMES.find_harmless(key, name):
