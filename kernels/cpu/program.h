@@ -162,15 +162,15 @@ struct Prepare {
   float* x;  // [num_tokens, size]: queries, keys, values
   int size;
   bool norms_values;
-  T* query;              // [num_tokens, num_heads, head_dim]
-  const float* squares;  // see squares_of_ranks
-  static constexpr int GROUP = 4;
+  T* query;                                           // [num_tokens, num_heads, head_dim]
+  const float* squares;                               // see squares_of_ranks
+  int group = step.num_tokens < 256 ? 4 : 2 * LANES;  // LANES tokens share lines of keys
 
-  void run() { share(*this, div_up(step.num_tokens, GROUP)); }
+  void run() { share(*this, div_up(step.num_tokens, group)); }
 
   void operator()(int item) {
-    int end = (item + 1) * GROUP;
-    for (int t = item * GROUP; t < end && t < step.num_tokens; t++) token(t);
+    int end = (item + 1) * group;
+    for (int t = item * group; t < end && t < step.num_tokens; t++) token(t);
   }
 
   void token(int t) {

@@ -63,11 +63,8 @@ class Preemption:
         first = self._superior(worker)
         if first is None or worker.has_room_for(first):
             return None
-        inferiors = [
-            each
-            for each in worker.running.values()
-            if each.yields_to(first) and not each.is_isolated
-        ]
+        running = worker.running.values()
+        inferiors = [each for each in running if each.yields_to(first) and not each.is_isolated]
         if not inferiors or not worker.has_room_without(inferiors, first):
             return None
         if self._placement.has_other(worker, first, num_absorbed):
@@ -90,6 +87,7 @@ class Preemption:
                 and each.prompt_key not in unfinished
                 and self._placement.may_run_on(worker, each)
                 and self._prefill_limits.has_room_for(each, worker)
+                and not any(other.is_kept_from(each) for other in worker.resources)
             )
         )
 

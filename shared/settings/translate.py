@@ -27,7 +27,7 @@ def our_settings(path: object, settings: Mapping[str, Any], known: Set[str]) -> 
             is_switch = isinstance(value, bool)  # pydantic reads true as the number 1 too
             found[name] = str(value).lower() if is_switch else value
         elif (positive := name.removeprefix("no_")) in known:
-            found[positive] = not value
+            found[positive] = str(not value).lower()
         elif foreign := NAMES.find_harmless(key, name):
             found |= _translated(f"{path}: {key}", foreign, value)
         else:

@@ -1,8 +1,8 @@
 """Times of copies, and the choice between them and computing. Pure.
 
 A prefix is copied up to the end that takes the least time until all its tokens are there. After
-``TRY_EVERY`` shorter copies a whole one is made, since times change. Output that a client has goes
-on from the same bytes at any speed: computing again may round in another way.
+``TRY_EVERY`` shorter copies a whole one is made, since times change. Sequences with output always
+copy: computing again may round in another way.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ TRY_EVERY = 16  # chosen
 
 
 class CopyTimes:
-    """Of the last copies from one place; ``byte_s`` is 0 before there are enough."""
+    """The times of the last copies from one place; ``byte_s`` is 0 before there are enough."""
 
     def __init__(self) -> None:
         self.byte_s = 0.0
@@ -41,7 +41,7 @@ class CopyOrCompute:
         self._num_declined = 0
 
     def takes_all(self, sequence: Sequence, first: int, longest: int) -> bool:
-        """True if the ``longest`` copy is made at any speed."""
+        """True if the ``longest`` copy is made without a choice."""
         has_output = sequence.has_run or sequence.attempt > 1
         is_due = self._num_declined >= TRY_EVERY
         return has_output or is_due or not self.computing_s(first, longest)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.moves.delivery import Delivery
 from services.scheduler.moves.transfers import Transfers
+from services.scheduler.sequence import Sequence
 
 MIN_LOOKS, MAX_LOOKS = 2, 5  # without a unit, until a fetch is given up. Chosen
 
@@ -49,7 +50,7 @@ class Fetch(Delivery):
         return self.num_units * self.target.message.block_bytes
 
     @property
-    def num_there_in_turn(self) -> int:
+    def num_usable(self) -> int:
         """Counts the blocks after which the target can begin now."""
         if self.num_there >= self.num_wanted:
             return self._end
@@ -62,15 +63,23 @@ class Fetch(Delivery):
 
     @property
     def is_late(self) -> bool:
-        """True if no unit has come for long, or computing would have been quicker."""
+        """True if no unit on its way has come for long, or computing would have been quicker."""
         most = min(max(MIN_LOOKS, int(self.computing_s)), MAX_LOOKS)
-        in_all = most + 2 * self.computing_s if self.computing_s else 4 * MAX_LOOKS
+        in_all = most + (self.computing_s or MAX_LOOKS)
         return self.num_looks >= most or self.num_looks_in_all >= in_all
 
-    def covers(self, number: int, block_hash: bytes) -> bool:
-        """True if block ``number`` is ``block_hash``; then all blocks before it are equal too."""
-        size = self.source.shape.block_size
-        return number < self._end and self.sequence.block_hash(number, size) == block_hash
+    def look(self) -> None:
+        """Counts the looks: all of them, and those since a unit has come while others were sent."""
+        self.num_looks_in_all += 1
+        self.num_looks += self.num_pushed > self.num_there
+
+    def brings(self, sequence: Sequence, num: int) -> bool:
+        """True if at least ``num`` blocks that are still to come are of ``sequence`` too: if one
+        is, then all blocks before it are."""
+        size, number = self.source.shape.block_size, self.num_usable + num - 1
+        if number >= min(self._end, sequence.max_cached // size):
+            return False
+        return self.sequence.block_hash(number, size) == sequence.block_hash(number, size)
 
     def follow(self) -> None:
         num_before = self.num_there

@@ -8,6 +8,7 @@ the prefix cache, where its admission finds it, whatever becomes of the rest.
 
 from collections.abc import Callable, Sized
 from itertools import islice
+from math import ceil
 from weakref import WeakKeyDictionary
 
 from prometheus_client import Counter
@@ -24,8 +25,8 @@ MAX_FETCHES = 4  # to one worker, and from one. Chosen
 MAX_CHOICES = 16  # of a plan: each looks into the caches of all workers. Chosen
 MAX_TRIES = 3  # of a sequence
 MIN_TOKENS = 128
-"""Worth a fetch: the sequence waits for a plan of either worker. Chosen."""
-AVOID_LOOKS = int(FORGET_S / LOOK_S)  # of a worker from which nothing came in time
+"""Fewer are computed at once: a fetch waits for a plan of either worker. Chosen."""
+AVOID_LOOKS = int(FORGET_S / LOOK_S)  # of a worker from which nothing came in time, by fetches
 
 HITS = Counter("shoal_peer_hits", "Prefixes fetched from other workers", ["outcome"])
 HIT_TOKENS = Counter("shoal_peer_hit_tokens", "Tokens of prefixes fetched from other workers")
@@ -50,6 +51,7 @@ class Fetches:
         self._core, self._workers, self._clock = core, workers, clock
         self._fetches: dict[Sequence, Fetch] = {}
         self._tries: WeakKeyDictionary[Sequence, int] = WeakKeyDictionary()
+        self._avoided: dict[tuple[Transfers, Transfers], int] = {}  # source and target
 
     def is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
         """True if the prefix of ``sequence`` is on its way to ``worker``, or to another one that
@@ -62,7 +64,7 @@ class Fetches:
             if not (target.admits and target.has_room_for(sequence)):
                 return False
             return worker.worker.blocks.find_hit(sequence).num_blocks < fetch.end
-        return fetch is not None or self._is_coming(worker, sequence)
+        return fetch is not None or (self._may_try(sequence) and self._is_coming(worker, sequence))
 
     def note_admission(self, sequence: Sequence) -> None:
         if (fetch := self._fetches.get(sequence)) is not None:
@@ -77,12 +79,12 @@ class Fetches:
     def look(self) -> bool:
         """Called every ``LOOK_S``. Returns True if workers without plans may get some."""
         num_before = len(self._fetches)
+        self._avoided = {pair: num - 1 for pair, num in self._avoided.items() if num > 1}
         for fetch in [*self._fetches.values()]:
-            fetch.num_looks += 1
-            fetch.num_looks_in_all += 1
+            fetch.look()
             self._advance(fetch)
             if fetch.sequence in self._fetches and fetch.is_late:
-                fetch.source.avoided[fetch.target] = AVOID_LOOKS
+                self._avoided[fetch.source, fetch.target] = AVOID_LOOKS
                 self._close(fetch, "given_up")
         return len(self._fetches) < num_before
 
@@ -91,6 +93,7 @@ class Fetches:
         for fetch in [*self._fetches.values()]:
             if transfers in (fetch.source, fetch.target):
                 self._close(fetch, "lost")
+        self._avoided = {pair: num for pair, num in self._avoided.items() if transfers not in pair}
         for each in self._workers:
             each.fetch_times.pop(transfers, None)
 
@@ -119,7 +122,7 @@ class Fetches:
         fetch.mark_left()
         size = source.shape.block_size
         HITS.labels(outcome).inc()
-        HIT_TOKENS.inc((fetch.num_there_in_turn - fetch.first) * size)
+        HIT_TOKENS.inc((fetch.num_usable - fetch.first) * size)
         if outcome == "done":
             target.times_from(source).note(fetch.num_bytes, self._clock() - fetch.began_s)
 
@@ -128,44 +131,41 @@ class Fetches:
     def _begin(self, target: Transfers) -> None:
         """Of sequences that ``target`` is to admit."""
         worker, waiting = target.worker, self._core.queues.waiting
-        if not (waiting and worker.admits and worker.num_free_slots) or _is_full(target.fetches):
+        if not waiting or target not in self._workers:
             return
-        sources = [
-            each for each in self._workers if not _is_full(each.served) and each.may_reach(target)
-        ]
-        if not sources or target not in self._workers:
+        running = worker.running.values()
+        first = [*islice(waiting.each_in_turn(_is_any, worker.next_look, running), MAX_CHOICES)]
+        target.pins.yield_to(first[0])
+        if not (worker.admits and worker.num_free_slots):
             return
-        first = waiting.each_where(lambda each: self._may_fetch(target, each), 0)
-        for sequence in islice(first, MAX_CHOICES):
-            if (fetch := self._choose(sources, target, sequence)) is not None:
-                self._start(fetch)
-                if _is_full(target.fetches):
-                    break
+        for sequence in first:
+            if _is_full(target.fetches):
+                return
+            if self._may_fetch(target, sequence):
+                self._choose(target, sequence)
 
     def _may_fetch(self, target: Transfers, sequence: Sequence) -> bool:
         is_movable = not sequence.is_isolated and sequence.num_worker_deaths <= 1
         return (
             is_movable
             and sequence not in self._fetches
-            and sequence.max_cached >= MIN_TOKENS
-            and self._tries.get(sequence, 0) < MAX_TRIES
+            and self._may_try(sequence)
             and not self._is_coming(target, sequence)
         )
 
-    def _choose(
-        self, sources: list[Transfers], target: Transfers, sequence: Sequence
-    ) -> Fetch | None:
-        """Returns a fetch that is quicker than computing."""
+    def _may_try(self, sequence: Sequence) -> bool:
+        return self._tries.get(sequence, 0) < MAX_TRIES
+
+    def _choose(self, target: Transfers, sequence: Sequence) -> None:
+        """Begins a fetch if that is quicker than computing."""
         worker, size = target.worker, target.shape.block_size
-        ends = [each.worker.blocks.find_hit(sequence).num_blocks for each in sources]
-        end = max(ends)
-        if end * size < MIN_TOKENS:
-            return None
         first = worker.blocks.find_hit(sequence).num_blocks
         begin = first + sum(each.num_loadable(sequence, first) for each in worker.resources)
-        if (end - begin) * size < MIN_TOKENS or not self._is_next(target, sequence):
-            return None
-        source = sources[ends.index(end)]
+        if sequence.max_cached // size < begin + _least(target):
+            return
+        source, end = self._best_source(target, sequence, begin)
+        if source is None or not self._is_next(target, sequence):
+            return
         computing_s = target.choice.computing_s(begin, end)
         fetch = Fetch(sequence, source, target, first, self._clock(), computing_s)
         byte_s = target.times_from(source).byte_s
@@ -176,7 +176,23 @@ class Fetches:
             )
         DECLINED_TOKENS.inc(target.choice.note(begin, chosen, end))
         self._tries[sequence] = self._tries.get(sequence, 0) + 1 if chosen == end else MAX_TRIES
-        return fetch if chosen == end else None
+        if chosen == end:
+            self._start(fetch)
+
+    def _best_source(
+        self, target: Transfers, sequence: Sequence, begin: int
+    ) -> tuple[Transfers | None, int]:
+        """The worker with the longest prefix, and the number of its blocks, if that is worth it."""
+        best, most = None, begin + _least(target) - 1
+        for each in self._workers:
+            if _is_full(each.served) or not each.may_reach(target):
+                continue
+            if (each, target) in self._avoided or each.worker.blocks.is_missing(sequence, most):
+                continue
+            num_blocks = each.worker.blocks.find_hit(sequence).num_blocks
+            if num_blocks > most:
+                best, most = each, num_blocks
+        return best, most
 
     def _is_next(self, target: Transfers, sequence: Sequence) -> bool:
         """True if ``target`` would admit ``sequence`` now."""
@@ -197,15 +213,7 @@ class Fetches:
 
     def _is_coming(self, target: Transfers, sequence: Sequence) -> bool:
         """True if a fetch for another sequence has enough of the prefix that ``sequence`` lacks."""
-        fetches = self._to(target)
-        if not fetches:
-            return False
-        size = target.shape.block_size
-        number = target.worker.blocks.find_hit(sequence).num_blocks + max(1, MIN_TOKENS // size) - 1
-        if number >= sequence.max_cached // size:
-            return False
-        block_hash = sequence.block_hash(number, size)
-        return any(each.covers(number, block_hash) for each in fetches)
+        return any(each.brings(sequence, _least(target)) for each in self._to(target))
 
     def _to(self, target: Transfers) -> list[Fetch]:
         return [each for each in self._fetches.values() if each.target is target]
@@ -213,3 +221,12 @@ class Fetches:
 
 def _is_full(deliveries: Sized) -> bool:
     return len(deliveries) >= MAX_FETCHES
+
+
+def _least(target: Transfers) -> int:
+    """The blocks of ``MIN_TOKENS``."""
+    return ceil(MIN_TOKENS / target.shape.block_size)
+
+
+def _is_any(sequence: Sequence) -> bool:
+    return True

@@ -152,10 +152,6 @@ class Transfers(Resource):
     def times_from(self, source: "Transfers") -> CopyTimes:
         return self.fetch_times.setdefault(source, CopyTimes())
 
-    def has_room_for(self, sequence: Sequence, without: Iterable[Sequence] = ()) -> bool:
-        self.pins.yield_to(sequence)
-        return True
-
     def is_kept_from(self, sequence: Sequence) -> bool:
         return self._is_kept(self, sequence)
 

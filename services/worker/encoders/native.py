@@ -13,6 +13,7 @@ from kernels.cpu.program import Buffer, GroupBlocks, KVPair, NativeProgram
 from kernels.paged_attention import AttentionBatch
 from services.worker.layers.ops import NotSupported
 
+# STATES and a branch's output are wide; JOINED has queries, keys and values.
 IDS, POSITIONS, TYPES, STATES, BRANCH, NARROW, JOINED, QUERY, ATTENDED, INNER = range(10)
 NUM_INPUTS = 3
 ACTS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # of gates, besides GELU itself
@@ -138,6 +139,7 @@ class NativeTrunk:
     def _make_room(self, num_blocks: int) -> None:
         """All layers use one cache in turn."""
         if not self._caches or len(self._caches[0][0]) < num_blocks:
+            self._caches = []  # before the next is there
             self._caches = [(torch.zeros(num_blocks, *self._entry, dtype=self._dtype), None)]
 
 
@@ -270,7 +272,7 @@ class _Builder:
         if isinstance(norm, nn.LayerNorm):
             bias = None if norm.bias is None else norm.bias.detach().float()
             self._add(Kind.LAYER_NORM, source, out, self._size, norm=weight, rows=bias, **options)
-        else:  # Gemma's
+        else:  # Gemma's weights are stored minus 1
             self._add(Kind.NORM, source, out, self._size, norm=1 + weight, **options)
 
     def _multiply(

@@ -82,6 +82,18 @@ def test_states_match_torch_and_have_the_same_bits_alone(
         assert torch.equal(encoder.run(*inputs_of([length]), [length]), states)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@each_variant
+def test_a_prompt_that_is_not_finite_spoils_no_later_one(variant: str, dtype: torch.dtype) -> None:
+    trunk = make_trunk(BertModel, dtype)
+    trunk.embeddings.word_embeddings.weight[3] = torch.nan
+    encoder = native(trunk, variant, dtype)
+    expected = encoder.run(*inputs_of([17]), [17]).clone()
+    ids, *others = inputs_of([32])
+    assert encoder.run(np.full_like(ids, 3), *others, [32]).isnan().all()
+    assert torch.equal(encoder.run(*inputs_of([17]), [17]), expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
