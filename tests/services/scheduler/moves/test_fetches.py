@@ -143,11 +143,12 @@ async def test_a_sequence_that_waits_for_a_fetch_preempts_nobody(tmp_path: Path)
     cell.ask("later", PROMPT + 500, options=RequestOptions(priority=1))
     cell.run(6, delivers=False)
     assert two.admitted == [("later", 0)]
-    assert not cell.sequences["later"][0].num_preemptions
+    later = cell.sequences["later"][0]
+    assert not later.num_preemptions
     cell.deliver()
     cell.run(20)
     assert two.admitted[1:] == [("waits", NUM_CACHED)]
-    assert cell.sequences["later"][0].num_preemptions == 1
+    assert later.num_preemptions > 0
     cell.finish()
 
 
