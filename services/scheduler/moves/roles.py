@@ -61,5 +61,5 @@ class Roles:
 
 
 def now_of(core: Scheduler) -> int:
-    """The results of all workers, as far as plans in flight show."""
+    """The number of results of all workers, or fewer: as plans in flight have seen it."""
     return max((each.in_flight_since for each in core.workers.values()), default=0)
