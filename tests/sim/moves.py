@@ -224,7 +224,7 @@ def moving_in(service: Any) -> dict[str, int]:
     guests = [guest for cell in cells for guest in cell._guests.values()]
     return {
         "fetches": sum(len(each.fetches) + len(each.served) for each in found),
-        "pinned blocks": sum(len(each.pins) for each in found),
+        "pinned blocks": sum(len(each.pins._blocks) for each in found),
         "moves": sum(len(each.moves) + len(each.incoming) for each in found),
         "sequences that are due": sum(len(each.due) for each in found),
         "moves to other cells": sum(len(each.incoming) for each in guests),

@@ -18,9 +18,6 @@ class Pins:
         self._worker, self._pool = worker, worker.pool
         self._blocks: dict[object, list[int]] = {}
 
-    def __len__(self) -> int:
-        return sum(map(len, self._blocks.values()))
-
     def add(self, delivery: object, blocks: list[int]) -> None:
         self._pool.share(blocks)
         self._blocks[delivery] = blocks

@@ -59,7 +59,7 @@ def with_holder(
 
 
 def pinned(worker: Worker) -> int:
-    return len(worker.transfers.pins)
+    return sum(map(len, worker.transfers.pins._blocks.values()))
 
 
 def fetching(cell: CellOfWorkers) -> int:
