@@ -131,7 +131,7 @@ class Fetches:
     def _begin(self, target: Transfers) -> None:
         """Of sequences that ``target`` is to admit."""
         worker, waiting = target.worker, self._core.queues.waiting
-        if not waiting or target not in self._workers:
+        if not waiting or len(self._workers) < 2 or target not in self._workers:
             return
         running = worker.running.values()
         first = [*islice(waiting.each_in_turn(_is_any, worker.next_look, running), MAX_CHOICES)]
